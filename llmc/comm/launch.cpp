@@ -112,6 +112,7 @@ LaunchInfo launch_environment(const std::function<const char*(const char*)>& get
         read_rank(info, e);
     }
     info.secret = read_secret(info.launcher, e);
+    info.tasks = e.number("SLURM_NTASKS").value_or(1);
     return info;
 }
 

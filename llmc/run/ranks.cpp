@@ -22,6 +22,8 @@ void Ranks::connect(const Options& o, const LaunchInfo& launch) {
     options.order = o.reduce_order;
     options.timeout = o.timeout_start;
     comm = llmc::connect(options, launch);
+    if (launch.alone() && launch.tasks > 1)
+        print_line("note: one process runs, and the Slurm job has {} tasks; srun starts all of them", launch.tasks);
     watchdog.watch(comm, o.out);
     open_device(device_of_rank(comm, device_count()));
     comm.attach_device();

@@ -184,6 +184,10 @@ class BadInput(Case):
         done = self.succeeds(run(*tiny_flags("--max-steps", "1", "--vocab", VOCAB, "--train", folder + "/*.bin")))
         self.assertIn("b.bin is a copy of another shard of -i, so a pass reads its tokens twice", done.out)
 
+    def test_a_forgotten_srun_is_noted(self):
+        done = self.succeeds(run(*tiny_flags("--max-steps", "1"), env={"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}))
+        self.assertIn("note: one process runs, and the Slurm job has 4 tasks; srun starts all of them\n", done.out)
+
     @unittest.skipIf(os.geteuid() == 0, "root may write anywhere")
     def test_output_directory_without_permission(self):
         self.refuses(FLAGS, ["--out", unwritable_directory()], "Permission denied", "--out")
