@@ -205,6 +205,9 @@ Options read_config_file(const std::string& path) {
     const ordered_json file = read_json(path);
     // A run.json keeps the configuration under "config", next to other facts about the run.
     const bool of_run = file.contains("config") && file["config"].is_object();
+    for (const auto& [name, value] : file.items())
+        if (of_run && find_flag(name) && name != "config" && !contains({"world", "kernels", "model"}, name))
+            refuse("configuration file {}: \"{}\" is not read next to \"config\"; put it inside", path, name);
     return of_run ? options_of_run(file["config"], path) : options_of(file, path);
 }
 

@@ -648,10 +648,13 @@ TEST_CASE("options: a printed configuration is accepted and prints the same") {
         CHECK(config_json(second) == printed);
         CHECK(second.model == first.model);
         CHECK(second.micro_steps == first.micro_steps);
-        // A run.json holds the same under "config".
+        // A run.json holds the same under "config". Flags next to it would not be read.
         const ConfigFile run(json_text(json{{"world", 1}, {"config", parse_json<json>(printed)}}));
         CHECK(config_json(parse({"--config", run.path.c_str()}).options) == printed);
     }
+    const ConfigFile beside(R"({"model": {"name": "d12"}, "config": {"train": "t"}, "lr": 1e-2})");
+    CHECK(refusal({"--config", beside.path.c_str()}) ==
+          "configuration file " + beside.path + ": \"lr\" is not read next to \"config\"; put it inside");
 }
 
 TEST_CASE("options: -e list names the models that -e takes, without training data") {
