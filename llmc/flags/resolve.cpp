@@ -387,6 +387,11 @@ void note_flags_without_effect(Options& o, int ranks) {
             if (!are_read && o.given.contains(name) && *flag.get(o) != *flag.get(Options()))
                 add_note(o, fmt::format("--{} has no effect {}", name, without));
         }
+    for (const char* name : {"verify-every", "signals-every"})
+        if (const nlohmann::ordered_json every = *find_flag(name)->get(o);
+            o.given.contains(name) && every > o.schedule.steps)
+            add_note(o, fmt::format("--{} {} has no effect in {}", name, json_text(every),
+                                    plural(o.schedule.steps, "step")));
 }
 
 // Notes FP8 flags that differ from the default in a run without FP8. A run.json also holds the defaults.

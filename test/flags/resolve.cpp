@@ -337,6 +337,11 @@ TEST_CASE("resolve: flags that the run does not read are noted") {
                                                         "--keep has no effect without --out"});
     o.val = {{"", "v.bin"}}, o.sample_every = 1, o.out = "run";
     CHECK(resolved(o).notes.empty());
+    o.schedule.steps = 9, o.verify_every = 10;
+    o.given = {"verify-every"};
+    CHECK(resolved(o).notes == std::vector<std::string>{"--verify-every 10 has no effect in 9 steps"});
+    o.verify_every = 9;
+    CHECK(resolved(o).notes.empty());
 }
 
 TEST_CASE("resolve: a ZeRO stage in one process is noted, and has no effect") {
