@@ -311,6 +311,13 @@ def beside_published(published, run):
             yield step, tokens, loss, theirs
 
 
+def other_vocabularies(published, runs):
+    """A line for each run whose losses are of other tokens than those of a published curve."""
+    vocab = published.about.get("vocab")
+    return [f"{run.name} has a vocabulary of {own}, and {published.name} one of {vocab}: losses per token of different tokenizers "
+            "cannot be compared" for run in runs if vocab and (own := run.info.get("model", {}).get("vocab")) and str(own) != vocab]
+
+
 def published_table(published, runs):
     """Returns heads, and a row for every number of tokens at which a run was validated."""
     rows = {}
@@ -541,6 +548,7 @@ def main(argv=None):
         return 2
     print_notes([reference, *others])
     reasons = failures(comparisons, [reference, *others], args.max_gap, args.start)
+    reasons += other_vocabularies(published, [reference, *others]) if published else []
     if args.json:
         facts = {"reference": facts_of(reference), "runs": [facts_of_comparison(c, args.start) for c in comparisons]}
         if published:

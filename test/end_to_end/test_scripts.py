@@ -564,6 +564,11 @@ class Comparing(InDirectory):
         self.assertEqual(ends["llmc-124M"], (19560 * 524288, 3.2722))
         self.assertEqual(runs.read_published("llmc-124M").at(0), 11.0092)
         self.assertIn("llm.c, GPT-2 124M", self.compare(self.a, "--published", "llmc-124M").stdout)
+        for vocab, code in ((50257, 0), (257, 1)):
+            model = dict(layers=1, channels=32, heads=1, parameters=12345, vocab=vocab)
+            self.write("a/run.json", json.dumps(dict(model=model)))
+            result = self.compare(self.a, "--published", "llmc-124M")
+            self.assertEqual((result.returncode, "FAILED: a has a vocabulary of 257" in result.stdout), (code, code == 1))
 
     def test_published_curves_that_are_none(self):
         for text, part in (("", "not a table"), ("# title: a\n# source: b\ntokens,val_loss\n", "not a table"),
