@@ -16,6 +16,7 @@ if there is nothing to compare.
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 from dataclasses import dataclass
@@ -540,6 +541,9 @@ def main(argv=None):
         reference, *others = read_runs([args.reference, *args.others])
         comparisons = [Comparison(reference, run, args.window) for run in others]
         published = read_published(args.published) if args.published else None
+        for path in args.others:
+            if os.path.realpath(path) == os.path.realpath(args.reference):
+                raise RunError(f"{path} is the reference itself")
         for c in comparisons:
             if c.is_empty:
                 raise RunError(f"{c.run.name} and {reference.name} have no step in common")

@@ -516,7 +516,8 @@ class Comparing(InDirectory):
                  "is not JSON": [self.a, os.path.dirname(write_records(self, "y", [], "{\n{}\n"))],
                  "arguments are required": [self.a],
                  "invalid fraction value": [self.a, self.a, "--max-gap", "-1"],
-                 "--window": [self.a, self.a, "--window", "0"]}
+                 "--window": [self.a, self.a, "--window", "0"],
+                 "is the reference itself": [self.a, self.a + "/", "--max-gap", "1%"]}
         for part, arguments in cases.items():
             with self.subTest(part):
                 result = self.compare(*arguments)
