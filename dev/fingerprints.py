@@ -30,18 +30,19 @@ STEPS = 6
 # Fields that contain times or paths, and val_bpb, which follows from the losses and the tokenizer's bytes.
 VOLATILE = (*trainer.TIME_FIELDS, "memory", "memory_outside", "mfu", "eta_s", "val_bpb")
 
+FP8 = ["--precision", "fp8", "--fp8-layers", "all"]  # later flags override earlier ones
 PRECISIONS = {
     "fp32": ["--precision", "fp32"],
     "bf16": ["--precision", "bf16"],
-    "delayed": ["--precision", "fp8"],
-    "delayed-e4m3": ["--precision", "fp8", "--fp8-grad", "e4m3", "--fp8-amax-algo", "ema", "--fp8-pow2-scales"],
+    "delayed": FP8,
+    "delayed-e4m3": [*FP8, "--fp8-grad", "e4m3", "--fp8-amax-algo", "ema", "--fp8-pow2-scales"],
     "delayed-head": ["--precision", "fp8", "--fp8-layers", "all,+lm_head"],
     "delayed-some": ["--precision", "fp8", "--fp8-layers", "all,-first,-block1.fc"],
-    "delayed-fallback": ["--precision", "fp8", "--fp8-margin", "6", "--fp8-fallback", "0.01,0.02,2"],
-    "current": ["--precision", "fp8", "--fp8-recipe", "current"],
-    "current-head": ["--precision", "fp8", "--fp8-recipe", "current", "--fp8-layers", "all,+lm_head", "--fp8-grad", "e4m3"],
-    "block": ["--precision", "fp8", "--fp8-recipe", "block"],
-    "mxfp8": ["--precision", "fp8", "--fp8-recipe", "mxfp8"],
+    "delayed-fallback": [*FP8, "--fp8-margin", "6", "--fp8-fallback", "0.01,0.02,2"],
+    "current": [*FP8, "--fp8-recipe", "current"],
+    "current-head": [*FP8, "--fp8-recipe", "current", "--fp8-layers", "all,+lm_head", "--fp8-grad", "e4m3"],
+    "block": [*FP8, "--fp8-recipe", "block"],
+    "mxfp8": [*FP8, "--fp8-recipe", "mxfp8"],
 }
 RECOMPUTE = ("none", "gelu", "norm", "block")
 

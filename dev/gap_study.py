@@ -36,23 +36,28 @@ import statistics
 import subprocess
 import sys
 
-FP8 = ["--precision", "fp8", "--fp8-recipe"]
+
+
+def fp8(recipe="delayed", *more, layers="all"):
+    return ["--precision", "fp8", "--fp8-recipe", recipe, "--fp8-layers", layers, *more]
+
+
 # The control is BF16 in two micro-steps per step, with gradients rounded to BF16 stochastically. Its gap is chance.
 # Two micro-steps alone may not change a bit (scripts/drift.py).
 KINDS = {
     "bf16": ["--precision", "bf16"],
     "control": ["--precision", "bf16", "--gradients", "bf16"],
-    "delayed": [*FP8, "delayed"],
-    "current": [*FP8, "current"],
-    "block": [*FP8, "block"],
-    "mxfp8": [*FP8, "mxfp8"],
-    "delayed, BF16 from 90 %": [*FP8, "delayed", "--fp8-until", "90%"],
-    "delayed, BF16 from 94 %": [*FP8, "delayed", "--fp8-until", "94%"],
-    "delayed, BF16 from 97 %": [*FP8, "delayed", "--fp8-until", "97%"],
-    "delayed, FP8 head": [*FP8, "delayed", "--fp8-layers", "all,+lm_head"],
-    "delayed, first block in BF16": [*FP8, "delayed", "--fp8-layers", "all,-first"],
-    "delayed, first qkv and fc in BF16": [*FP8, "delayed", "--fp8-layers", "all,-block0.qkv,-block0.fc"],
-    "delayed, E4M3 gradients": [*FP8, "delayed", "--fp8-grad", "e4m3"],
+    "delayed": fp8(),
+    "current": fp8("current"),
+    "block": fp8("block"),
+    "mxfp8": fp8("mxfp8"),
+    "delayed, BF16 from 90 %": fp8("delayed", "--fp8-until", "90%"),
+    "delayed, BF16 from 94 %": fp8("delayed", "--fp8-until", "94%"),
+    "delayed, BF16 from 97 %": fp8("delayed", "--fp8-until", "97%"),
+    "delayed, FP8 head": fp8(layers="all,+lm_head"),
+    "delayed, first block in BF16": fp8(layers="all,-first"),
+    "delayed, first qkv and fc in BF16": fp8(layers="all,-block0.qkv,-block0.fc"),
+    "delayed, E4M3 gradients": fp8("delayed", "--fp8-grad", "e4m3"),
 }
 RECIPES = list(KINDS)  # --kinds has these by default
 STATES = {

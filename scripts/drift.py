@@ -5,7 +5,7 @@ losses of FP8 and of the control are from those in BF16. A gap no larger than th
 
     python3 scripts/drift.py runs/first --steps 100
     python3 scripts/drift.py runs/first/checkpoints/step_00005000 --steps 200 --launch 'mpirun -np 8'
-    python3 scripts/drift.py runs/first --steps 100 -- --fp8-layers all,-first     # flags of the FP8 run
+    python3 scripts/drift.py runs/first --steps 100 -- --fp8-layers all     # flags of the FP8 run
 
 Uses the run's newest checkpoint with enough steps left: a run with -n N saves one every N steps. The schedule, the data
 and all other flags are the run's. At the end, the weights of all three are evaluated in BF16 on the run's validation

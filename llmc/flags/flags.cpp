@@ -245,8 +245,8 @@ const Flag kRows[] = {
          "scaling: delayed (from past steps), current (from the tensor itself, in one more pass), block (one scale per "
          "128 elements) or mxfp8 (one per 32)"),
     flag(0, "fp8-layers", "LIST", &Options::fp8_layers, fp8_layers_from_text,
-         "linear layers in FP8: all or none, then exceptions such as -first,-last,-block7,-fc_proj,-block3.qkv; "
-         "+lm_head adds the output head"),
+         "linear layers in FP8: auto (all,-first,+lm_head: not the first block, but the gradients of the output head), "
+         "all or none, then exceptions such as -last,-block7,-fc_proj,-block3.qkv"),
     flag(0, "fp8-grad", "NAME", &Fp8Config::grad, {{"bf16", "; it has been removed: use --fp8-layers"}},
          "format of output gradients: e5m2 or e4m3"),
     flag(0, "fp8-history", "N", &Fp8Config::history, {.min = 1, .max = kMaxAmaxHistory},

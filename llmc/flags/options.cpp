@@ -220,7 +220,7 @@ Options::Options() {
     sharding.stage = -1;  // not given = 1 with several ranks, else 0
     for (const char* flag : {"batch-schedule", "seq-schedule", "plateau", "average", "fp8-fallback", "fp8-until"})
         texts[flag] = "off";
-    texts["fp8-layers"] = "all";
+    fp8_layers = fp8_layers_from_text(texts["fp8-layers"] = "auto");
 }
 
 std::string Options::text(const std::string& flag) const {

@@ -321,6 +321,14 @@ void resolve_loss_scale(Options& o) {
     if (o.text("loss-scale").empty()) find_flag("loss-scale")->set(o, o.is_fp8() ? "dynamic" : "off");
 }
 
+// run.json and checkpoints name the layers that `auto` stands for.
+void resolve_fp8_layers(Options& o) {
+    const std::string text = o.text("fp8-layers");
+    const size_t first = std::min(text.find(','), text.size());
+    if (o.is_fp8() && text.substr(0, first) == "auto")
+        find_flag("fp8-layers")->set(o, fp8_layers_auto(o.model.layers, scaling_of(o.fp8.recipe)) + text.substr(first));
+}
+
 void check_fp8(const Options& o, const ResolveInputs& inputs) {
     if (!o.is_fp8()) return;
     if (!inputs.fp8_supported)
@@ -479,6 +487,7 @@ void resolve(Options& o, const ResolveInputs& inputs) {
     // The number formats, and the memory and kernels that suit them.
     resolve_precision(o, inputs);
     resolve_loss_scale(o);
+    resolve_fp8_layers(o);
     check_fp8(o, inputs);
     check_emulation(o, inputs);
     resolve_offload(o);

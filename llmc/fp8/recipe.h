@@ -73,9 +73,9 @@ struct Fp8Config {
 };
 constexpr int kMaxAmaxHistory = 1024;
 
-// A term of --fp8-layers: "all", "none", or layers to add (+, or no sign) or to remove (-). They are the "first" or
-// "last" block, "block7", a layer's name in every block ("fc_proj"), or one layer ("block7.fc_proj"). Only "lm_head"
-// itself names the head. Example: all,-first,-last,-block7,-fc_proj,+lm_head
+// A term of --fp8-layers: "auto", "all", "none", or layers to add (+, or no sign) or to remove (-). They are the
+// "first" or "last" block, "block7", a layer's name in every block ("fc_proj"), or one layer ("block7.fc_proj"). Only
+// "lm_head" itself names the head. Example: all,-first,-last,-block7,-fc_proj,+lm_head
 struct Fp8LayerTerm {
     std::string layers;
     bool fp8 = true;  // false: remove them
@@ -84,10 +84,17 @@ struct Fp8LayerTerm {
 using Fp8LayerTerms = std::vector<Fp8LayerTerm>;
 Fp8LayerTerms fp8_layers_from_text(const std::string& text);
 
+// What "auto" stands for: the first block, whose rounding costs the most loss, is in BF16, unless it is the only one.
+// The head is in FP8 if the recipe allows that.
+constexpr const char* fp8_layers_auto(int blocks, Fp8Scaling scaling) {
+    if (scaling != Fp8Scaling::tensor) return blocks > 1 ? "all,-first" : "all";
+    return blocks > 1 ? "all,-first,+lm_head" : "all,+lm_head";
+}
+
 // The names of the linear layers that run in FP8: layer fc_proj of block 7 is "h.7.fc_proj".
 using Fp8Layers = std::set<std::string>;
-// `names`: the linear layers of each block.
-Fp8Layers fp8_layers(const Fp8LayerTerms& terms, int blocks, const std::vector<std::string>& names);
+// `names`: the linear layers of each block. `scaling`: that of the recipe, for "auto".
+Fp8Layers fp8_layers(const Fp8LayerTerms& terms, int blocks, const std::vector<std::string>& names, Fp8Scaling scaling);
 constexpr const char* kHeadLayer = "lm_head";
 
 }  // namespace llmc

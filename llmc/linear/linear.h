@@ -188,6 +188,7 @@ struct LinearSetup {
     bool runs_again = false;       // and the output, which later layers of the block read
     bool input_in_memory = false;  // the block has memory for the input's values
     bool has_addend = false;       // forward() adds the output to the residual stream
+    bool forward_in_fp8 = true;    // if the layer is; otherwise only its gradients are
 };
 
 template <class Real>
@@ -236,6 +237,7 @@ private:
     using GradientCodes = decltype(Gradient<Real>::codes);
 
     void plan_codes();
+    bool multiplies_in_fp8() const { return is_fp8() && setup_.forward_in_fp8; }  // forward
     // True if the producer of the input writes values, which are then cast.
     bool input_goes_through_source() const { return is_fp8() && layers_.block_scales(); }
     Quantized<e4m3> x_codes(const LayerPass& pass);

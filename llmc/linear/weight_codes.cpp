@@ -9,12 +9,12 @@ namespace llmc {
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
-void WeightCodes::add(const ParameterTable::Place& place, const std::string& kind) {
+void WeightCodes::add(const ParameterTable::Place& place, const std::string& kind, bool rows) {
     const ParameterTensor& tensor = weights_.table().tensor(place);
     Matrix& m =
         matrices_.emplace_back(Matrix{place, tensor.name, tensor.shape.at(0), tensor.shape.at(1), tensor.codes});
     const size_t count = tensor.count();
-    if (!travels(m)) arena_.plan(&m.own.rows, count);
+    if (!travels(m) && rows) arena_.plan(&m.own.rows, count);
     if (m.from == CodesFrom::working_copy || weights_.layout().keeps_whole_weights()) {
         m.transposed = &m.own;
         arena_.plan(&m.own.transposed, count);
@@ -59,7 +59,7 @@ std::vector<NamedMemory> WeightCodes::memory() const {
     for (const Matrix& m : matrices_) {
         if (m.left || travels(m)) continue;
         const size_t count = static_cast<size_t>(m.inputs) * m.outputs;
-        codes.push_back({m.name + " in FP8", m.own.rows, count});
+        if (m.own.rows) codes.push_back({m.name + " in FP8", m.own.rows, count});
         if (m.own.transposed) codes.push_back({m.name + " in FP8, transposed", m.own.transposed, count});
     }
     return codes;

@@ -29,8 +29,9 @@ public:
     WeightCodes& operator=(const WeightCodes&) = delete;
 
     // Plans the codes of the layer that was added to the registry last. `kind`: layers of one kind share memory for
-    // weights that are gathered before each use.
-    void add(const ParameterTable::Place& place, const std::string& kind);
+    // weights that are gathered before each use. `rows`: forward reads codes; only for weights from working copies
+    // may it be false.
+    void add(const ParameterTable::Place& place, const std::string& kind, bool rows);
     size_t bytes() const { return arena_.bytes(); }
     void allocate();  // after the registry's memory
 

@@ -246,7 +246,7 @@ public:
           slices_(slices),
           time_(run.gpu, run.measured),
           fp8_(fp8_layers(precision == Precision::fp8 ? run.config.fp8_layers : Fp8LayerTerms{}, model_.layers,
-                          linear_names(model_))),
+                          linear_names(model_), scaling_of(run.config.fp8.recipe))),
           matrices_(block_matrices(model_)),
           L_(model_.layers),
           C_(model_.channels),
@@ -299,8 +299,8 @@ public:
     double head() const {
         const int vocab = model_.padded_vocab();
         const double rows = logits_chunk(static_cast<int>(N_), vocab, sizeof(bf16), config_.logits_bytes);
-        const Passes chunk = linear(rows, vocab, C_, fp8_.contains(kHeadLayer), 1);
-        return N_ / rows * (chunk.forward + chunk.backward);
+        const bool in_fp8 = fp8_.contains(kHeadLayer);  // the gradients
+        return N_ / rows * (linear(rows, vocab, C_, false, 1).forward + linear(rows, vocab, C_, in_fp8, 1).backward);
     }
 
     // Attention of all layers, with the quantization of its output and of dqkv.

@@ -17,7 +17,8 @@ namespace {
 std::vector<Unit> units_of(const TrainerConfig& config, const Comm& comm) {
     std::vector<Unit> units = parameter_units(config.model);
     if (config.is_fp8()) {
-        const Fp8Layers layers = fp8_layers(config.fp8_layers, config.model.layers, linear_names(config.model));
+        const Fp8Layers layers =
+            fp8_layers(config.fp8_layers, config.model.layers, linear_names(config.model), config.fp8_scaling());
         const bool sliced = comm.world() > 1 && config.sharding.stage > 0;
         const bool masters_are_copies = config.optimizer.masters == StateFormat::bf16 && !sliced;
         choose_fp8_weights(units, layers, config.fp8_scaling() == Fp8Scaling::mx,

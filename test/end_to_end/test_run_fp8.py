@@ -47,7 +47,8 @@ class Fp8(Case):
 
     def test_it_is_the_default(self):
         flags = [f for f in tiny_flags("--print-config") if f not in ("--precision", "bf16")]
-        self.assertIn('"precision": "fp8"', run(*flags).out)
+        config = json.loads(run(*flags).out)
+        self.assertEqual((config["precision"], config["fp8-layers"]), ("fp8", "all,-first,+lm_head"))
         self.refused(run(*flags, "--batch", "1", "--seq", "40"), 2, "use -b 2 or --precision bf16")
 
     def test_records_of_every_tensor(self):

@@ -202,8 +202,9 @@ class Case(unittest.TestCase):
 
 
 def tiny_flags(*flags):
-    """A tiny run on the small corpus; later flags override earlier ones."""
-    return ["--train", corpus().train, *TINY_MODEL, *TINY_BATCH, "--precision", "bf16", "--max-steps", "5", *flags]
+    """A tiny run on the small corpus; later flags override earlier ones. FP8 means all layers of its two blocks."""
+    layers = ["--fp8-layers", "all"] if "fp8" in flags else []
+    return ["--train", corpus().train, *TINY_MODEL, *TINY_BATCH, "--precision", "bf16", *layers, "--max-steps", "5", *flags]
 
 
 def recipe_flags(recipe):

@@ -55,6 +55,8 @@ TEST_CASE("resolve: defaults") {
     CHECK(o.schedule.steps == -1);
     CHECK(o.precision == Precision::fp8);
     CHECK(o.text("loss-scale") == "dynamic");
+    CHECK(o.text("fp8-layers") == "all,-first,+lm_head");
+    CHECK(o.fp8_layers == fp8_layers_from_text("all,-first,+lm_head"));
     CHECK(o.loss_scale.dynamic);
     CHECK(!o.skip_spikes);
     CHECK(o.notes.empty());
@@ -237,6 +239,28 @@ TEST_CASE("resolve: steps of one epoch, and warm-up") {
     CHECK_NOTHROW(resolved(o));
     o.total_batch = int64_t{100} << 20;  // more tokens in all than 64 bits can count
     CHECK(contains(refusal(o), "-x 1125899906842624 steps of 104,857,600 tokens (-d) are too many"));
+}
+
+TEST_CASE("resolve: --fp8-layers auto is spelled out, with what follows it, and only in FP8") {
+    const auto layers = [](const char* text, int blocks = 2, Precision precision = Precision::fp8,
+                           Fp8Recipe recipe = Fp8Recipe::delayed) {
+        Options o;
+        o.fp8.recipe = recipe;
+        o.model.layers = blocks;
+        o.precision = precision;
+        set(o, "fp8-layers", text);
+        return resolved(o).text("fp8-layers");
+    };
+    CHECK(layers("auto") == "all,-first,+lm_head");
+    CHECK(layers("auto", 1) == "all,+lm_head");
+    CHECK(layers("auto,-fc_proj,-lm_head") == "all,-first,+lm_head,-fc_proj,-lm_head");
+    CHECK(layers("auto", 2, Precision::fp8, Fp8Recipe::current) == "all,-first,+lm_head");
+    for (const Fp8Recipe recipe : {Fp8Recipe::block, Fp8Recipe::mxfp8}) {
+        CHECK(layers("auto", 2, Precision::fp8, recipe) == "all,-first");
+        CHECK(layers("auto", 1, Precision::fp8, recipe) == "all");
+    }
+    CHECK(layers("auto", 2, Precision::bf16) == "auto");
+    for (const char* text : {"all", "none", "all,-first", "automatic"}) CHECK(layers(text) == text);
 }
 
 TEST_CASE("resolve: precision and its notes") {

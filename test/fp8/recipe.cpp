@@ -19,8 +19,8 @@ using Layer = std::pair<int, int>;  // block, linear
 
 const char* const kNames[] = {"qkv", "attn_proj", "fc", "fc_proj"};
 
-Fp8Layers parse(const std::string& text, int blocks) {
-    return fp8_layers(fp8_layers_from_text(text), blocks, {std::begin(kNames), std::end(kNames)});
+Fp8Layers parse(const std::string& text, int blocks, Fp8Scaling scaling = Fp8Scaling::tensor) {
+    return fp8_layers(fp8_layers_from_text(text), blocks, {std::begin(kNames), std::end(kNames)}, scaling);
 }
 
 std::set<Layer> layers_of(const std::string& text, int blocks) {
@@ -42,6 +42,12 @@ std::string refusal(const std::string& text, int blocks = 4) {
 TEST_CASE("--fp8-layers: examples") {
     CHECK(layers_of("all", 3).size() == 12);
     CHECK(layers_of("none", 3).empty());
+    CHECK(layers_of("auto", 3) == layers_of("all,-first", 3));
+    CHECK(layers_of("auto", 1).size() == 4);
+    CHECK(layers_of("auto,-last,+block0.fc", 3) == std::set<Layer>{{0, 2}, {1, 0}, {1, 1}, {1, 2}, {1, 3}});
+    CHECK(parse("auto", 3).contains(kHeadLayer));
+    for (const Fp8Scaling scaling : {Fp8Scaling::block, Fp8Scaling::mx})
+        CHECK(parse("auto", 3, scaling) == parse("all,-first", 3, scaling));
     CHECK(layers_of("fc", 3) == std::set<Layer>{{0, 2}, {1, 2}, {2, 2}});
     CHECK(layers_of("none,+block1.fc_proj", 3) == std::set<Layer>{{1, 3}});
     CHECK(layers_of("none,block2", 3) == std::set<Layer>{{2, 0}, {2, 1}, {2, 2}, {2, 3}});
@@ -64,7 +70,7 @@ TEST_CASE("--fp8-layers refuses unknown layers and names them") {
     for (const std::string& text :
          split("|,|all,|all,,-first|none,-|none,+|all,-lm_heads|all,-block4|all,block|all,-block1.|"
                "all,-block1.up|all,-block-1|all,-block-0|all,-blockone|all,-block1x|all,-block99999999999|all -first|"
-               "all, -first|--first|first.fc|ALL",
+               "all, -first|--first|first.fc|ALL|-auto|auto -last|autos",
                '|')) {
         CAPTURE(text);
         CHECK(refusal(text).find("--fp8-layers") == 0);

@@ -1,5 +1,5 @@
-// The head in FP8 (--fp8-layers all,+lm_head): its three products, one chunk of rows at a time, each with one scale
-// over all chunks, and a weight that is shared with the embedding.
+// The head in FP8 (--fp8-layers all,+lm_head): the two products of its gradients, one chunk of rows at a time, each with
+// one scale over all chunks, and a weight that is shared with the embedding.
 #include "test/model/fp8_training.h"
 
 using namespace llmc;
@@ -67,8 +67,7 @@ TEST_CASE("gpt2 fp8 head: gradients are those of a head in BF16, up to the round
             HeadRun plain(kind, "none", grad), head(kind, "none,lm_head", grad);
             plain.two_steps();
             head.two_steps();
-            CHECK(head.test.mean_train_loss() != plain.test.mean_train_loss());
-            CHECK(head.test.mean_train_loss() == doctest::Approx(plain.test.mean_train_loss()).epsilon(1e-3));
+            CHECK(head.test.mean_train_loss() == plain.test.mean_train_loss());  // forward is in BF16
             const auto a = head.test.all_gradients(), b = plain.test.all_gradients();
             double worst = 0;
             for (size_t i = 0; i < a.size(); i++) {
@@ -80,7 +79,7 @@ TEST_CASE("gpt2 fp8 head: gradients are those of a head in BF16, up to the round
         }
 }
 
-TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors; each chunk has three products") {
+TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors; each chunk has two products") {
     HeadRun run(Fp8Recipe::delayed, "none,+lm_head");
     HeadRun chunked(Fp8Recipe::delayed, "none,+lm_head", Fp8Grad::e5m2, 128);
     REQUIRE(run.test.model.head_chunks() == 1);
@@ -99,9 +98,10 @@ TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors; each chu
     chunked.test.matmul.reset_counts();
     run.micro_step();
     chunked.micro_step();
-    CHECK(run.test.matmul.counts().fp8 == 3);
-    CHECK(chunked.test.matmul.counts().fp8 == 9);
-    CHECK(run.test.matmul.counts().bf16 == 12);  // the block's
+    CHECK(run.test.matmul.counts().fp8 == 2);
+    CHECK(chunked.test.matmul.counts().fp8 == 6);
+    CHECK(run.test.matmul.counts().bf16 == 12 + 1);  // the block's, and forward
+    CHECK(chunked.test.matmul.counts().bf16 == 12 + 3);
     const Fp8State x = chunked.state(Fp8Role::x), w = chunked.state(Fp8Role::w), d = chunked.state(Fp8Role::dout);
     CHECK(x.elements == kN * 64);
     CHECK(d.elements == kN * 128);  // padding included

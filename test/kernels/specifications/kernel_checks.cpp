@@ -33,7 +33,8 @@ KernelUse::KernelUse(const TrainerConfig& config, int ranks) {
     scaling = config.fp8_scaling();
     e4m3_gradients = fp8 && config.fp8.grad == Fp8Grad::e4m3;
     fp8_head =
-        fp8 && fp8_layers(config.fp8_layers, config.model.layers, linear_names(config.model)).contains(kHeadLayer);
+        fp8 && fp8_layers(config.fp8_layers, config.model.layers, linear_names(config.model), config.fp8_scaling())
+                   .contains(kHeadLayer);
     current_scaling = fp8 && config.fp8.recipe == Fp8Recipe::current;
     hopper = bf16 && config.kernels == Kernels::automatic && is_hopper();
     several_ranks = ranks > 1;
