@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "llmc/device/keywords.cuh"
 
@@ -100,6 +101,8 @@ struct Fp8Format {
 };
 using E4M3Format = Fp8Format<3, 120, 0x7e>;
 using E5M2Format = Fp8Format<2, 112, 0x7b>;
+template <class F8>
+using FormatOf = std::conditional_t<std::is_same_v<F8, e4m3>, E4M3Format, E5M2Format>;
 
 constexpr float kE4M3Max = 448.0f;
 constexpr float kE5M2Max = 57344.0f;
@@ -138,6 +141,16 @@ LLMC_HD e4m3 to_e4m3_stochastic(float value, uint32_t random) {
     uint32_t code = is_subnormal ? whole + (threshold < fraction ? 1u : 0u) : normal;
     code = code > Format::largest_code ? Format::largest_code : code;
     return e4m3{static_cast<uint8_t>(magnitude > kFloatInfinityBits ? kFp8NaN : code | sign)};
+}
+
+// Rounds a float stochastically to the mantissa of a format: adds random bits, of which it uses as many as the format
+// drops, and clears these. A cast to nearest afterwards is exact, except that it rounds the format's subnormals to
+// nearest. Infinities and NaN stay.
+template <class Format>
+LLMC_HD float dither(float value, uint32_t random) {
+    constexpr uint32_t dropped = (1u << Format::dropped_bits) - 1u;
+    const uint32_t rounded = (float_bits(value) + (random & dropped)) & ~dropped;
+    return value == value ? float_from_bits(rounded) : value;  // a NaN could become 0
 }
 
 LLMC_HD e4m3 to_e4m3_portable(float value) { return e4m3{fp8_nearest<E4M3Format>(value)}; }

@@ -3,6 +3,7 @@
 
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/check_shape.h"
+#include "llmc/kernels/classifier_random.cuh"
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/loads.cuh"
@@ -211,20 +212,24 @@ static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
     const float scale = state->scale;
     LLMC_SHARED(QuantizeTally, tallies, [Threads]);
     QuantizeTally tally;
+    const int target = targets[row];
+    const auto store = [&](int c, const float(&gradient)[8]) {
+        float rounded[8];
+        for (int i = 0; i < 8; i += 2) {
+            const uint32_t pair = pack_bf16x2(gradient[i], gradient[i + 1]);
+            rounded[i] = bf16x2_low(pair);
+            rounded[i + 1] = bf16x2_high(pair);
+        }
+        uint32_t words[2] = {};
+        quantize_8<F8, true>(words, tally, rounded, scale, pass, [&](float(&scaled)[8]) {
+            uint32_t random[8];
+            random_of_gradients(random, scaled, target, c);
+            for (int i = 0; i < 8; i++) scaled[i] = dither<FormatOf<F8>>(scaled[i], random[i]);
+        });
+        if (writes_fp8(pass)) *reinterpret_cast<uint2*>(codes + begin + c) = make_uint2(words[0], words[1]);
+    };
     softmax_cross_entropy_row<Threads, Capped>({dloss, loss_scale, V, padded_V, true, soft_cap, z_loss}, logits + begin,
-                                               targets[row], losses + row, [&](int c, const float(&gradient)[8]) {
-                                                   float rounded[8];
-                                                   for (int i = 0; i < 8; i += 2) {
-                                                       const uint32_t pair = pack_bf16x2(gradient[i], gradient[i + 1]);
-                                                       rounded[i] = bf16x2_low(pair);
-                                                       rounded[i + 1] = bf16x2_high(pair);
-                                                   }
-                                                   uint32_t words[2] = {};
-                                                   quantize_8<F8, true>(words, tally, rounded, scale, pass);
-                                                   if (writes_fp8(pass))
-                                                       *reinterpret_cast<uint2*>(codes + begin + c) =
-                                                           make_uint2(words[0], words[1]);
-                                               });
+                                               target, losses + row, store);
     tallies[threadIdx.x] = tally;
     __syncthreads();
     commit_tallies(state, tallies, static_cast<size_t>(gridDim.x) * padded_V, pass);

@@ -44,6 +44,11 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
 // may run it twice: first with pass `measure`, which writes the losses and no codes. rows and padded_V are multiples
 // of 16. One kernel reads the logits and writes row codes (3 bytes per element), a second one transposes these codes
 // (2). Measuring moves 2 bytes.
+//
+// Codes are rounded stochastically (as gradients in NVFP4 are, arXiv 2509.25149), except subnormals. Rounding to
+// nearest is biased here: it makes -1 of a target's gradient p - 1 for all p below some 6 %, so that rows no longer sum
+// to 0. The random bits follow from the gradients (classifier_random.cuh), so the same call gives the same codes.
+// Statistics are those of the values before rounding.
 template <class F8>
 void softmax_cross_entropy_fp8(const Quantized<F8>& to, const bf16* logits, float* losses, const int* targets,
                                float dloss, const float* loss_scale, int rows, int V, int padded_V, QuantizePass pass,

@@ -76,12 +76,16 @@ LLMC_DEVICE void note_losses(QuantizeTally& tally, const float (&x)[8], float sc
     }
 }
 
-// Notes eight values as the pass requires, and casts them. If losses are not counted and all values are finite, noting
-// takes one instruction per value instead of 14. With kShortOfRegisters it takes five, for kernels whose registers
-// would spill around the rare case.
-template <class F8, bool kShortOfRegisters = false>
+struct RoundToNearest {
+    LLMC_HD void operator()(float (&)[8]) const {}
+};
+
+// Notes eight values as the pass requires, and casts them to nearest after `dither` has changed the scaled values. If
+// losses are not counted and all values are finite, noting takes one instruction per value instead of 14. With
+// kShortOfRegisters it takes five, for kernels whose registers would spill around the rare case.
+template <class F8, bool kShortOfRegisters = false, class Dither = RoundToNearest>
 LLMC_DEVICE void quantize_8(uint32_t (&codes)[2], QuantizeTally& tally, const float (&x)[8], float scale,
-                            QuantizePass pass) {
+                            QuantizePass pass, const Dither& dither = {}) {
     if constexpr (kShortOfRegisters) {
         if (changes_state(pass)) note_values(tally, x);
         if (counts_losses(pass)) note_losses<F8>(tally, x, scale);
@@ -97,6 +101,7 @@ LLMC_DEVICE void quantize_8(uint32_t (&codes)[2], QuantizeTally& tally, const fl
     if (!writes_fp8(pass)) return;
     float scaled[8];
     for (int i = 0; i < 8; i++) scaled[i] = x[i] * scale;
+    dither(scaled);
     cast_8<F8>(codes, scaled);
 }
 

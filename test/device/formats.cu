@@ -240,9 +240,36 @@ int wrong_proportions(const Definition& d, int least_exponent, int largest_expon
 
 }  // namespace
 
+namespace {
+
+e4m3 dithered_e4m3(float value, uint32_t random) { return to_e4m3_portable(dither<E4M3Format>(value, random)); }
+e5m2 dithered_e5m2(float value, uint32_t random) { return to_e5m2_portable(dither<E5M2Format>(value, random)); }
+
+}  // namespace
+
 TEST_CASE("formats: stochastic rounding goes up with the probability of the dropped fraction") {
     CHECK(wrong_proportions(e4m3_definition(), -12, 10, 1, to_e4m3_stochastic) == 0);
     CHECK(wrong_proportions(bf16_definition(), -120, 127, 3, to_bf16_stochastic) == 0);
+    CHECK(wrong_proportions(e4m3_definition(), -6, 10, 4, dithered_e4m3) == 0);  // subnormals are not in proportion
+    CHECK(wrong_proportions(e5m2_definition(), -14, 17, 5, dithered_e5m2) == 0);
+}
+
+TEST_CASE_TEMPLATE("formats: dither() leaves a multiple of the last kept bit, at every exponent", Format, E4M3Format,
+                   E5M2Format) {
+    std::mt19937 engine(6);
+    int wrong = 0;
+    for (int exponent = 0; exponent < 255; exponent++)
+        for (int i = 0; i < 100; i++) {
+            const uint32_t random = i % 10 == 0 ? ~0u : engine();
+            const uint32_t mantissa = i % 7 == 0 ? 0x7fffff : engine() & 0x7fffff;
+            const float value = float_from_bits((engine() & kSign) | static_cast<uint32_t>(exponent) << 23 | mantissa);
+            const double unit = std::ldexp(1.0, std::max(exponent, 1) - 127 - Format::mantissa_bits);
+            const double fraction = std::ldexp(random % (1u << Format::dropped_bits), -Format::dropped_bits);
+            double units = std::floor(std::fabs(double{value}) / unit + fraction);
+            if (exponent == 254 && units == 2 << Format::mantissa_bits) units = HUGE_VAL;
+            wrong += double{dither<Format>(value, random)} != std::copysign(units * unit, double{value});
+        }
+    CHECK(wrong == 0);
 }
 
 TEST_CASE("formats: stochastic rounding saturates, and keeps zeros, infinities and NaN") {
@@ -251,6 +278,16 @@ TEST_CASE("formats: stochastic rounding saturates, and keeps zeros, infinities a
             CHECK(to_e4m3_stochastic(value, random).bits == 0x7e);
             CHECK(to_e4m3_stochastic(-value, random).bits == 0xfe);
         }
+        for (const float value : {57344.0f, 61440.0f, 1e9f, 3.4028235e38f, INFINITY}) {
+            CHECK(dithered_e4m3(value, random).bits == 0x7e);
+            CHECK(dithered_e5m2(value, random).bits == 0x7b);
+            CHECK(dithered_e5m2(-value, random).bits == 0xfb);
+        }
+        for (const uint32_t special : {0u, 0x7f800000u, 0x7f800001u, 0x7fffffffu})
+            for (const uint32_t sign : {0u, kSign}) {
+                CHECK(float_bits(dither<E4M3Format>(float_from_bits(special | sign), random)) == (special | sign));
+                CHECK(float_bits(dither<E5M2Format>(float_from_bits(special | sign), random)) == (special | sign));
+            }
         CHECK(to_bf16_stochastic(INFINITY, random).bits == 0x7f80);
         CHECK(to_bf16_stochastic(-INFINITY, random).bits == 0xff80);
         for (const float nan : {NAN, -NAN, float_from_bits(0x7f800001u)}) {
@@ -285,7 +322,8 @@ __global__ void convert_stochastic_kernel(uint32_t* out, const float* values, in
     if (i >= n) return;
     const uint32_t random = random_word(i);
     out[i] = to_bf16_stochastic(values[i], random).bits |
-             static_cast<uint32_t>(to_e4m3_stochastic(values[i], random).bits) << 16;
+             static_cast<uint32_t>(to_e4m3_stochastic(values[i], random).bits) << 16 |
+             static_cast<uint32_t>(to_e5m2(dither<E5M2Format>(values[i], random)).bits) << 24;
 }
 
 __global__ void decode_kernel(float* out) {  // all codes of E4M3, then of E5M2; then pack and unpack
@@ -362,7 +400,8 @@ TEST_CASE("formats: a kernel's stochastic conversions and decodings equal the ho
     for (size_t i = 0; i < values.size(); i++) {
         const uint32_t random = random_word(static_cast<int>(i));
         wrong += (actual[i] & 0xffff) != to_bf16_stochastic(values[i], random).bits;
-        wrong += actual[i] >> 16 != to_e4m3_stochastic(values[i], random).bits;
+        wrong += (actual[i] >> 16 & 0xff) != to_e4m3_stochastic(values[i], random).bits;
+        wrong += actual[i] >> 24 != dithered_e5m2(values[i], random).bits;
     }
     CHECK(wrong == 0);
 

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "test/kernels/check_specifications.h"
+#include "test/kernels/quantized.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -145,6 +146,69 @@ TEST_CASE("softmax_cross_entropy refuses impossible shapes") {
         CHECK_THROWS_AS(
             softmax_cross_entropy<float>(x, x, targets.get(), 1.0f, nullptr, 1, 8, 8, true, test_stream(), shaping),
             Error);
+}
+
+namespace {
+
+// The mean of numbers, in standard errors of that mean.
+double mean_in_errors(const std::vector<double>& numbers) {
+    const double n = static_cast<double>(numbers.size());
+    double sum = 0, squares = 0;
+    for (const double x : numbers) sum += x;
+    for (const double x : numbers) squares += (x - sum / n) * (x - sum / n);
+    return sum / n / std::sqrt(squares / (n - 1) / n);
+}
+
+}  // namespace
+
+// Targets have probabilities for which rounding to nearest makes -1 of p - 1.
+TEST_CASE_TEMPLATE("softmax_cross_entropy_fp8 rounds without bias", F8, e4m3, e5m2) {
+    constexpr int kRows = 8192, kV = 64, kHalf = kRows / 2 * kV;
+    const double most_likely = std::is_same_v<F8, e5m2> ? 0.06 : 0.03;
+    const float scale = std::is_same_v<F8, e5m2> ? 32768.0f : 256.0f;
+    Classifier<bf16> c({kRows, kV, kV}, 1.0f);
+    for (int row = 0; row < kRows; row++) {
+        const double p = 0.01 + (most_likely - 0.01) * row / kRows;
+        double others = 0;
+        for (int v = 0; v < kV; v++) others += v == c.targets[row] ? 0 : std::exp(to_float(c.at(row, v)));
+        c.at(row, c.targets[row]) = to_bf16(static_cast<float>(std::log(p / (1 - p) * others)));
+    }
+    const DeviceArray<bf16> logits(c.logits);
+    const DeviceArray<int> targets(c.targets);
+    DeviceArray<float> losses(kRows);
+    const auto codes_of = [&](int first_row, int rows) {
+        QuantizedArrays<F8> to(static_cast<size_t>(rows) * kV, used_state(scale));
+        softmax_cross_entropy_fp8<F8>(to.both(), logits.get() + first_row * kV, losses, targets.get() + first_row, 1.0f,
+                                      nullptr, rows, kV, kV, QuantizePass::train, test_stream());
+        return to.row.download();
+    };
+    const std::vector<F8> codes = codes_of(0, kRows);
+    c.run(1.0f, nullptr, true);
+
+    std::vector<double> stochastic, nearest, sums, nearest_sums;  // errors, in units of the gradient
+    for (int row = 0; row < kRows; row++) {
+        double sum = 0, nearest_sum = 0;
+        for (int v = 0; v < kV; v++) {
+            const double gradient = to_float(c.at(row, v));
+            const double value = reference::value_of<F8>(codes[row * kV + v].bits) / scale;
+            const double cast = reference::value_of<F8>(nearest_code<F8>(gradient * scale).bits) / scale;
+            sum += value;
+            nearest_sum += cast;
+            if (v != c.targets[row]) continue;
+            stochastic.push_back(value - gradient);
+            nearest.push_back(cast - gradient);
+        }
+        sums.push_back(sum);
+        nearest_sums.push_back(nearest_sum);
+    }
+    CHECK(std::fabs(mean_in_errors(stochastic)) < 5);
+    CHECK(std::fabs(mean_in_errors(sums)) < 5);
+    CHECK(mean_in_errors(nearest) < -100);
+    CHECK(mean_in_errors(nearest_sums) < -100);
+
+    // A row's codes do not depend on the rows that are with it.
+    const std::vector<F8> half = codes_of(kRows / 2, kRows / 2);
+    CHECK(std::memcmp(half.data(), codes.data() + kHalf, kHalf) == 0);
 }
 
 TEST_CASE("sum_losses hides no NaN") {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <vector>
 
+#include "llmc/kernels/classifier_random.cuh"
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/quantize.h"
 #include "llmc/kernels/host/vectors.h"
@@ -167,6 +168,7 @@ void softmax_cross_entropy_fp8(const Grid& grid, F8* codes, Fp8State* state, con
     {
         std::vector<bf16> gradient(width);
         std::vector<float> values(width);
+        std::vector<uint32_t> random(width);
         Tally tally;
 #pragma omp for schedule(static)
         for (int row = 0; row < rows; row++) {
@@ -174,8 +176,13 @@ void softmax_cross_entropy_fp8(const Grid& grid, F8* codes, Fp8State* state, con
             std::copy_n(logits + begin, width, gradient.data());
             losses[row] = loss_of_row<bf16, kThreads, kCapped>(parameters, gradient.data(), targets[row]);
             for (int c = 0; c < padded_V; c += kLanes) store(values.data() + c, load(gradient.data() + c));
+            for (int c = 0; writes_fp8(pass) && c < padded_V; c += 8) {
+                float scaled[8];
+                for (int i = 0; i < 8; i++) scaled[i] = values[static_cast<size_t>(c + i)] * state->scale;
+                random_of_gradients(random.data() + c, scaled, targets[row], c);
+            }
             quantize_rows<F8>({codes ? codes + begin : nullptr, width, nullptr, 0}, tally, values.data(), width, 1,
-                              padded_V, state->scale, pass);
+                              padded_V, state->scale, pass, random.data());
         }
         commit(state, tally, 0, pass);
     }

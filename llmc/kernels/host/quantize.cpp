@@ -12,7 +12,7 @@ namespace {
 // Computes fp8_nearest() of each lane.
 template <class F8>
 LLMC_INLINE Bytes codes_of(Floats value) {
-    using Format = std::conditional_t<std::is_same_v<F8, e4m3>, E4M3Format, E5M2Format>;
+    using Format = FormatOf<F8>;
     const Words bits = bits_of(value), magnitude = bits & kFloatMagnitudeMask, sign = bits >> 24 & 0x80u;
     const Words round_bias = ((1u << (Format::dropped_bits - 1)) - 1u) + ((magnitude >> Format::dropped_bits) & 1u);
     const Words normal = ((magnitude + round_bias) >> Format::dropped_bits) - Format::code_offset;
@@ -22,6 +22,16 @@ LLMC_INLINE Bytes codes_of(Floats value) {
     code = code > Format::largest_code ? Words{} + Format::largest_code : code;
     code = magnitude > kFloatInfinityBits ? Words{} + kFp8NaN : code | sign;
     return __builtin_convertvector(code, Bytes);
+}
+
+// Computes dither() of each lane.
+template <class Format>
+LLMC_INLINE Floats dithered(Floats value, const uint32_t* random) {
+    constexpr uint32_t dropped = (1u << Format::dropped_bits) - 1u;
+    Words words;
+    std::memcpy(&words, random, sizeof words);
+    const Words rounded = (bits_of(value) + (words & dropped)) & ~dropped;
+    return value == value ? from_bits(rounded) : value;
 }
 
 template <class F8>
@@ -100,7 +110,7 @@ void commit(Fp8State* state, const Tally& t, size_t elements, QuantizePass pass)
 
 template <class F8>
 void quantize_rows(const CodeTarget<F8>& to, Tally& tally, const float* values, size_t stride, int rows, int columns,
-                   float scale, QuantizePass pass) {
+                   float scale, QuantizePass pass, const uint32_t* random) {
     thread_local std::vector<uint8_t> codes;
     codes.resize(static_cast<size_t>(rows) * columns);
     for (int r = 0; r < rows; r++) {
@@ -109,7 +119,9 @@ void quantize_rows(const CodeTarget<F8>& to, Tally& tally, const float* values, 
         if (!writes_fp8(pass)) continue;
         uint8_t* line = codes.data() + static_cast<size_t>(r) * columns;
         for (int i = 0; i < columns; i += kLanes) {
-            const Bytes cast = codes_of<F8>(load(x + i) * scale);
+            Floats scaled = load(x + i) * scale;
+            if (random) scaled = dithered<FormatOf<F8>>(scaled, random + static_cast<size_t>(r) * stride + i);
+            const Bytes cast = codes_of<F8>(scaled);
             std::memcpy(line + i, &cast, sizeof cast);
         }
         if (to.row) std::memcpy(to.row + static_cast<size_t>(r) * to.row_pitch, line, static_cast<size_t>(columns));

@@ -25,10 +25,10 @@ struct CodeTarget {
 };
 
 // Quantizes values (rows, columns), whose rows start `stride` elements apart. `columns` is a multiple of 16, `rows`
-// of 8.
+// of 8. `random`: the bits for dither() of each value, `stride` apart too, or nullptr to round to nearest.
 template <class F8>
 void quantize_rows(const CodeTarget<F8>& to, Tally& tally, const float* values, size_t stride, int rows, int columns,
-                   float scale, QuantizePass pass);
+                   float scale, QuantizePass pass, const uint32_t* random = nullptr);
 
 // part[c] = the sum of column c of a tile whose rows start `stride` elements apart, in the order of kernels whose
 // threads take rows `apart` apart. `columns` is a multiple of 16.
