@@ -42,15 +42,15 @@ std::vector<Layer> all_layers(Shapes shapes) {
     return all;
 }
 
-// True if train_gpt makes this product in some recipe (see Gpt2's linear layers). The head has no bias, and runs in FP8
-// (--fp8-layers +lm_head) only with tensor scales.
+// True if train_gpt makes this product in some recipe (see Gpt2's linear layers). The head has no bias, and in FP8
+// (--fp8-layers +lm_head) a forward product in BF16 and only tensor scales.
 bool is_used(const Layer& layer, const Case& c) {
     const Product& p = c.product;
     const bool head = layer.name == "lm_head";
     if (!c.in_matmul() || (head && p.has_block_scales())) return false;
     const bool adds = layer.name.ends_with("_proj");  // to the residual stream
     if (p.kind == Product::forward)
-        return p.bias != head && p.accumulate == adds && (!is_fp8(p.type) || c.fast != p.has_block_scales());
+        return p.bias != head && p.accumulate == adds && (!is_fp8(p.type) || (!head && c.fast != p.has_block_scales()));
     return !p.bias && !c.fast;
 }
 

@@ -39,7 +39,7 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     shape_ = {rows, tensor.shape.at(1), tensor.shape.at(0), is_fp8 ? OperandType::e4m3 : operand_type<Real>};
     layers.layers_.push_back(this);
     // Products read the input as values now, or after the layer has left FP8.
-    const bool reads_values = !multiplies_in_fp8() || layers.fp8_->layers_may_leave();
+    const bool reads_values = !forward_is_fp8() || layers.fp8_->layers_may_leave();
     if (reads_values && !setup.input_in_memory) {
         const size_t count = static_cast<size_t>(rows) * shape_.C;
         if (setup.recomputed)
@@ -65,7 +65,7 @@ void Linear<Real>::plan_codes() {
             activations.plan_shared(name + " scales", &to.scales, scale_bytes(layout, rows, columns));
     };
     if (input_goes_through_source()) activations.plan_shared("source", &layers_.source_, N * C);
-    if (multiplies_in_fp8()) plan(layers_.x_.row, "x", N, C);
+    if (forward_is_fp8()) plan(layers_.x_.row, "x", N, C);
     plan(layers_.dout_.row, "dout", N, OC);
     plan(layers_.dout_.transposed, "dout transposed", OC, N);
     // Kept by this layer until backward, or shared by the layers of a kind if backward recomputes their inputs.
@@ -87,7 +87,7 @@ Quantized<e4m3> Linear<Real>::x_codes(const LayerPass& pass) {
     Quantized<e4m3> codes{nullptr, nullptr, layers_.fp8_->state(number_, Fp8Role::x, pass.kind)};
     // forward() reads the row codes, wgrad the transposed ones. If backward recomputes the input, that pass writes the
     // transposed codes, and row codes only if forward() runs again.
-    if (multiplies_in_fp8() && (pass.kind != PassKind::recompute || setup_.runs_again)) {
+    if (forward_is_fp8() && (pass.kind != PassKind::recompute || setup_.runs_again)) {
         layers_.x_.holder = number_;
         codes.row = reinterpret_cast<e4m3*>(layers_.x_.row.codes);
         codes.row_scales = layers_.x_.row.scales;
@@ -166,7 +166,7 @@ template <class Real>
 void Linear<Real>::forward(Real* out, const Operand<Real>& x, const LayerPass& pass, const Real* addend) {
     const Real* bias = bias_ ? layers_.weights_.weight(*bias_) : nullptr;
     if constexpr (kCanBeFp8<Real>)
-        if (multiplies_in_fp8()) {
+        if (forward_is_fp8()) {
             check_holds(layers_.x_, "x");
             const Quantized<e4m3> w = layers_.codes_->rows(number_);
             layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(),
@@ -348,7 +348,7 @@ ProductUses LinearLayers<Real>::products(int N) const {
     for (const Linear<Real>* layer : layers_) {
         if (layer->is_fp8()) {
             const OperandType fp8 = fp8_->config().grad == Fp8Grad::e5m2 ? OperandType::e5m2_e4m3 : OperandType::e4m3;
-            add(*layer, layer->multiplies_in_fp8() ? OperandType::e4m3 : operand_type<Real>, fp8, fp8_->scaling());
+            add(*layer, layer->forward_is_fp8() ? OperandType::e4m3 : operand_type<Real>, fp8, fp8_->scaling());
         }
         if (!layer->is_fp8() || fp8_->layers_may_leave())
             add(*layer, operand_type<Real>, operand_type<Real>, Fp8Scaling::tensor);
@@ -374,7 +374,7 @@ int64_t LinearLayers<Real>::fp8_products(int N) const {
     int64_t products = 0;
     for (const Linear<Real>* layer : layers_) {
         if (!layer->is_fp8()) continue;
-        products += (2 + layer->multiplies_in_fp8()) * div_up(N, layer->shape().N) + layer->setup_.runs_again;
+        products += (2 + layer->forward_is_fp8()) * div_up(N, layer->shape().N) + layer->setup_.runs_again;
     }
     return products;
 }

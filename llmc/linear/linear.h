@@ -6,6 +6,9 @@
 //   dgrad     dinp (N, C)  = dout (N, OC) * w (OC, C)         dout in E5M2
 //   wgrad     dw (OC, C)  += dout (N, OC)^T * x (N, C)        sums in FP32
 //
+// The head's forward product stays in BF16 even if the head is in FP8: rounding its operands would change every logit,
+// and so the loss. Its two gradients are in FP8.
+//
 // A value is stored as the code fp8(value * scale), and a product multiplies its sums by the inverse scales. The scale
 // follows from the tensor's largest magnitude, the amax. With delayed scaling that is the amax of earlier steps, so the
 // kernel that computes an operand casts it at once. With current scaling it is the tensor's own, so the kernel runs
@@ -188,7 +191,7 @@ struct LinearSetup {
     bool runs_again = false;       // and the output, which later layers of the block read
     bool input_in_memory = false;  // the block has memory for the input's values
     bool has_addend = false;       // forward() adds the output to the residual stream
-    bool forward_in_fp8 = true;    // if the layer is; otherwise only its gradients are
+    bool forward_in_fp8 = true;    // if the layer is in FP8; false: only its two gradient products are
 };
 
 template <class Real>
@@ -237,7 +240,7 @@ private:
     using GradientCodes = decltype(Gradient<Real>::codes);
 
     void plan_codes();
-    bool multiplies_in_fp8() const { return is_fp8() && setup_.forward_in_fp8; }  // forward
+    bool forward_is_fp8() const { return is_fp8() && setup_.forward_in_fp8; }
     // True if the producer of the input writes values, which are then cast.
     bool input_goes_through_source() const { return is_fp8() && layers_.block_scales(); }
     Quantized<e4m3> x_codes(const LayerPass& pass);

@@ -4,7 +4,8 @@
 //   whole masters on every rank   both layouts from the masters
 //   sliced masters (--zero 1-3)   each rank casts its slices row-major. Weights sends them to all ranks, where they are
 //                                 transposed when dgrad first needs them.
-//   lm_head, and recipe mxfp8     both layouts from the working copy, which every rank has
+//   recipe mxfp8                  both layouts from the working copy, which every rank has
+//   lm_head                       the same, transposed only, because its forward product reads the working copy
 //
 // ParameterTensor::codes says which weights have codes, and whether codes come from masters or the working copy. Layers
 // are identified by their numbers in Fp8Registry.
@@ -29,8 +30,8 @@ public:
     WeightCodes& operator=(const WeightCodes&) = delete;
 
     // Plans the codes of the layer that was added to the registry last. `kind`: layers of one kind share memory for
-    // weights that are gathered before each use. `rows`: forward reads codes; only for weights from working copies
-    // may it be false.
+    // weights that are gathered before each use. `rows`: forward reads codes. May be false only if codes are made from
+    // the working copy.
     void add(const ParameterTable::Place& place, const std::string& kind, bool rows);
     size_t bytes() const { return arena_.bytes(); }
     void allocate();  // after the registry's memory

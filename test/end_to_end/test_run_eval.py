@@ -51,8 +51,13 @@ class Gpt2:
 
     def outputs(self, tokens, first):
         """The final norm's outputs, from which tokens[first:] are predicted."""
+        hidden, residual = self.before_fc_proj(tokens)
+        return self.after_fc_proj(hidden[first - 1:], residual[first - 1:])
+
+    def before_fc_proj(self, tokens):
+        """The inputs of the block's last matmul, and the residual stream to which its outputs are added."""
         wte, wpe = self.tensors["wte.weight"], self.tensors["wpe.weight"]
-        keys, values, outputs = [], [], []
+        keys, values, inputs, residual = [], [], [], []
         for position, token in enumerate(tokens[:-1]):
             x = list(map(operator.add, wte[token], wpe[position]))
             C = len(x)
@@ -63,11 +68,13 @@ class Gpt2:
             out = [sum(s * value[c] for s, value in zip(scores, values)) / sum(scores) for c in range(C)]
             x = list(map(operator.add, x, self.linear("h.0.attn.c_proj", out)))
             hidden = self.linear("h.0.mlp.c_fc", self.norm("h.0.ln_2", x))
-            hidden = [0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v ** 3))) for v in hidden]
-            x = list(map(operator.add, x, self.linear("h.0.mlp.c_proj", hidden)))
-            if position + 1 >= first:
-                outputs.append(self.norm("ln_f", x))
-        return outputs
+            inputs.append([0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v ** 3))) for v in hidden])
+            residual.append(x)
+        return inputs, residual
+
+    def after_fc_proj(self, inputs, residual):
+        return [self.norm("ln_f", list(map(operator.add, x, self.linear("h.0.mlp.c_proj", row))))
+                for row, x in zip(inputs, residual)]
 
 
 def rounded(value, mantissa_bits, least_exponent):
@@ -332,7 +339,8 @@ class Eval(Case):
         self.assertAlmostEqual(against["difference"], fp8 - bf16, delta=2e-6)
         self.assertTrue(0 < 10 * against["kl_error"] < against["kl"] < 0.01, against)
         self.assertGreater(against["difference_error"], 10 * against["kl_error"])
-        for how in ({"precision": "bf16"}, {"precision": "fp8", "fp8-layers": "none"}):
+        for how in ({"precision": "bf16"}, {"precision": "fp8", "fp8-layers": "none"},
+                    {"precision": "fp8", "fp8-layers": "none,+lm_head"}):  # the head's forward product is in BF16
             same = self.against_bf16(*val, *(text for name, value in how.items() for text in ("--" + name, value)))
             self.assertEqual([same["against_bf16"][name] for name in ("difference", "difference_error", "kl", "kl_error")],
                              [0] * 4)
@@ -355,21 +363,23 @@ class Eval(Case):
         self.refused(run(*both, "-m", "1", env=env), RESOURCES)
         self.assertEqual(run(*both, "-m", "1", env={"LLMC_MEMORY_MB": str(math.ceil(two + 0.05))}).code, 0)
 
-    def test_divergence_of_an_fp8_head(self):
-        """Computed in Python from rounded operands of the head, whose logits are in BF16. Python's forward pass up to the
-        head is exact, the program's in BF16, so some of the roundings fall differently: noise of 0.2 to 0.8 % in the
-        head's input moves the result by 5 %."""
-        tokens = [(7 * i * i + 3 * i) % 90 + 32 for i in range(65)]
-        outputs, wte = bf16(self.model.outputs(tokens, 1)), self.model.tensors["wte.weight"]
+    def test_divergence_of_an_fp8_layer(self):
+        """Computed in Python from rounded operands of the block's last matmul, with a head in BF16. The rest of Python's
+        forward pass is exact, the program's in BF16, so some of the roundings fall differently: with other tokens the
+        result differs by 8 to 19 %. With the weights or the inputs alone in FP8 it would be 0.26 or 0.67 of itself."""
+        tokens = [(11 * i * i + 3 * i + 2) % 90 + 32 for i in range(65)]
+        inputs, residual = self.model.before_fc_proj(tokens)
+        tensors = dict(self.model.tensors)
+
+        def logits(round_operands):
+            self.model.tensors = {**tensors, "wte.weight": bf16(tensors["wte.weight"]),
+                                  "h.0.mlp.c_proj.weight": round_operands(tensors["h.0.mlp.c_proj.weight"])}
+            return bf16(self.model.logits(bf16(self.model.after_fc_proj(round_operands(inputs), residual))))
         try:
-            self.model.tensors["wte.weight"] = bf16(wte)
-            expected = bf16(self.model.logits(outputs))
-            self.model.tensors["wte.weight"] = e4m3(wte)
-            in_fp8 = bf16(self.model.logits(e4m3(outputs)))
+            kl = divergence(logits(bf16), logits(e4m3))
         finally:
-            self.model.tensors["wte.weight"] = wte
-        kl = divergence(expected, in_fp8)
-        found = self.against_bf16("--val", write_shard(tokens), "-b", "1", "--precision", "fp8", "--fp8-layers", "none,+lm_head")
+            self.model.tensors = tensors
+        found = self.against_bf16("--val", write_shard(tokens), "-b", "1", "--precision", "fp8", "--fp8-layers", "none,fc_proj")
         self.assertAlmostEqual(found["against_bf16"]["kl"], kl, delta=kl / 4)
 
     def test_error_of_the_divergence(self):

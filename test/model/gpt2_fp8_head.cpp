@@ -1,5 +1,5 @@
-// The head in FP8 (--fp8-layers all,+lm_head): the two products of its gradients, one chunk of rows at a time, each with
-// one scale over all chunks, and a weight that is shared with the embedding.
+// The head in FP8 (--fp8-layers all,+lm_head): the two products of its gradients, one chunk of rows at a time, each
+// with one scale over all chunks, and a weight that is shared with the embedding.
 #include "test/model/fp8_training.h"
 
 using namespace llmc;
