@@ -13,31 +13,33 @@ from tools import ROOT, GpuWatch, Part, found_by_inspect, gpu_state, read_json, 
 
 PRECISIONS = {
     "bf16": ["--precision", "bf16"],
-    "delayed": ["--precision", "fp8", "--fp8-recipe", "delayed"],  # the default: the first block is in BF16
+    "delayed": ["--precision", "fp8", "--fp8-recipe", "delayed"],  # the default: all,-first,+lm_head
     "current": ["--precision", "fp8", "--fp8-recipe", "current"],
     "block": ["--precision", "fp8", "--fp8-recipe", "block"],
     "mxfp8": ["--precision", "fp8", "--fp8-recipe", "mxfp8", "--fp8-emulation"],
     # Only for part 4: chance (BF16 with two micro-steps, and gradients rounded to BF16 stochastically, so with other
     # rounding in any model), and where a gap of FP8 comes from.
     "control": ["--precision", "bf16", "--gradients", "bf16"],
-    "all-in-fp8": ["--precision", "fp8", "--fp8-layers", "all"],
+    "all-blocks": ["--precision", "fp8", "--fp8-layers", "all"],
+    "bf16-head": ["--precision", "fp8", "--fp8-layers", "all,-first"],
     "grad-e4m3": ["--precision", "fp8", "--fp8-grad", "e4m3"],
     "slow-sums": ["--precision", "fp8", "--fp8-fast-accum", "none"],
     "bf16-at-the-end": ["--precision", "fp8", "--fp8-until", "94%"],
-    "first-qkv-and-fc-in-bf16": ["--precision", "fp8", "--fp8-layers", "all,-block0.qkv,-block0.fc"],
-    "first-and-last-in-bf16": ["--precision", "fp8", "--fp8-layers", "all,-first,-last"],
+    "first-qkv-and-fc-in-bf16": ["--precision", "fp8", "--fp8-layers",
+                                 "all,-block0.qkv,-block0.fc,+lm_head"],
+    "first-and-last-in-bf16": ["--precision", "fp8", "--fp8-layers", "all,-first,-last,+lm_head"],
 }
 SEEDS = (1337, 1, 2)
 STEPS, WARMUP = 700, 60
 BRANCH = 350  # step of the BF16 run from which others branch off
 ONLY_TRAINING = {"--fp8-grad", "--fp8-fast-accum", "--fp8-until", "--gradients"}  # flags that `eval` does not have
 MAX_GAP = "0.5%"  # of the validation loss, once the loss falls slowly
-VARIANTS = ("delayed", "control", "all-in-fp8", "first-qkv-and-fc-in-bf16", "grad-e4m3", "bf16-at-the-end", "block",
-            "first-and-last-in-bf16", "current", "slow-sums")
+VARIANTS = ("delayed", "control", "all-blocks", "bf16-head", "first-qkv-and-fc-in-bf16", "grad-e4m3", "bf16-at-the-end",
+            "block", "first-and-last-in-bf16", "current", "slow-sums")
 GRADIENTS = ("bf16", "delayed", "block", "grad-e4m3")  # kinds that the last weights of BF16 are given
 # --fp8-layers whose forward pass in FP8 is compared with BF16's at the BF16 run's last weights, by KL.
 LAYERS = ("all", "none,+qkv", "none,+attn_proj", "none,+fc", "none,+fc_proj", "all,-block0.qkv,-block0.fc", "all,-first",
-          "all,-last", "all,-first,-last", "all,+lm_head")
+          "all,-last", "all,-first,-last")
 
 
 def runs_in_order(session):
