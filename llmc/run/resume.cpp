@@ -388,8 +388,7 @@ std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, R
         if (in_place && run.is_object() && run.value("run_id", Json(id)) != id)
             fail(
                 "{} is a checkpoint of run {}, and {}/run.json is that of run {}: move the checkpoint away, or "
-                "continue "
-                "it with --resume PATH in another --out",
+                "continue it with --resume PATH in another --out",
                 resumed.checkpoint->directory(), id, o.out, text_of(run["run_id"]));
     });
     if (comm.host_max(in_place) > 0) resumed.position.saved = resumed.position.step;
