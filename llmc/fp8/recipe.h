@@ -84,8 +84,8 @@ struct Fp8LayerTerm {
 using Fp8LayerTerms = std::vector<Fp8LayerTerm>;
 Fp8LayerTerms fp8_layers_from_text(const std::string& text);
 
-// What "auto" stands for: the first block, whose rounding costs the most loss, is in BF16, unless it is the only one.
-// The head is in FP8 if the recipe allows that.
+// The terms that "auto" stands for. The first block, whose rounding costs the most loss, is in BF16, unless it is the
+// only one. The head is in FP8 if the recipe allows that.
 constexpr const char* fp8_layers_auto(int blocks, Fp8Scaling scaling) {
     if (scaling != Fp8Scaling::tensor) return blocks > 1 ? "all,-first" : "all";
     return blocks > 1 ? "all,-first,+lm_head" : "all,+lm_head";

@@ -407,9 +407,12 @@ class Notes(TestCase):
 
     def test_an_evaluation_set_that_drops_nothing_is_refused(self):
         some = self.path("some", b"text")
-        for content in (b"too short", b'{"q": "too short"}', b"", b"\0\1\2", b"{}"):
-            output = self.refused("text", some, "--decontaminate", self.path("e", content), "--out", self.path("no"))
-            self.assertIn("/e has no text of 13 words, so no document would be dropped", output)
+        for content in (b"too short", b'{"q": "too short"}', b"", b"{}", b"\0\1\2"):
+            code, _, error = self.prepare("text", some, "--decontaminate", self.path("e", content), "--out", self.path("no"))
+            self.assertEqual(code, 1, error)
+            *others, last = error.splitlines()
+            self.assertRegex(last, "^prepare: .*/e has no text of 13 words, so no document would be dropped$")
+            self.assertEqual(others, [f"prepare: left out as binary: {self.path('e')}"] if b"\0" in content else [])
 
 
 if __name__ == "__main__":
