@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TRAIN_TOKENS=1000000
 VAL_TOKENS=50000
 MODEL=(--layers 2 --channels 64 --heads 2 --context 32 --seq 32)
-REPORTS=(--val-every 120 --val-batches 60 --sample-every 300 --sample-tokens 100)
+REPORTS=(--val-every 120 --val-batches -1 --sample-every 300 --sample-tokens 100)
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -178,8 +178,8 @@ END
 == What to look at
 In the table, under "gap, last validation": how far a run's loss is from BF16's at the end. The control's gap is chance:
 it is BF16 too, on the same samples, with different rounding. FP8's gap should be at most half a percent. "matmuls per
-micro-step" counts them by type: the linear layers of the blocks ran in FP8. "weights at the start" and "batches" show that
-nothing but the precision differs.
+micro-step" counts them by type: the second block ran in FP8, and the head's gradients. "weights at the start" and
+"batches" show that nothing but the precision differs.
 In the picture, $out/compare.png: the loss curves lie on each other and fall towards the dotted line, which no
 model can beat. The lower panels show what the casts to FP8 lost.
 The samples above are sentences of the made-up language: compare the first ones with the last.
