@@ -421,7 +421,7 @@ class PlansInGuides(Case):
                    "--gpu", "h100")
 
     def test_fitting(self):
-        self.shows("fitting.md", "  total                    87.0 GiB   DOES NOT FIT into H100 80GB HBM3, which has 79.2 GiB",
+        self.shows("fitting.md", "  total                    91.8 GiB   DOES NOT FIT into H100 80GB HBM3, which has 79.2 GiB",
                    "-e", "gpt2-xl", "-b", "256", "-d", "524288", "-x", "20000", "--gpu", "h100")
 
 

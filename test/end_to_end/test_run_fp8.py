@@ -142,7 +142,7 @@ class Fp8(Case):
             file.writelines(json.dumps(record) + "\n" for record in records)
         self.compare(bf16, fp8, 1, "computed in +bf16 +fp8, then bf16", "was validated in fp8 and run.* in bf16 .step 0.",
                      "gap, last validation +- +.0.000 %")
-        self.compare(bf16, bf16, 0, "computed in +bf16 +bf16")
+        self.compare(bf16, FinishedRun(*flags), 0, "computed in +bf16 +bf16")
 
     def compare(self, a, b, code, *patterns):
         script = os.path.join(ROOT, "scripts", "compare_runs.py")

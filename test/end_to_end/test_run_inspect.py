@@ -78,7 +78,7 @@ class Inspect(Case):
                            "context": 64})
         for shape in ([], ["--model", model]):
             weights = FinishedRun("--precision", "fp32", "--max-steps", "2", *shape).directory
-            layers = ["--fp8-layers", "all,+lm_head"] if shape else []
+            layers = ["--fp8-layers", "all,+lm_head" if shape else "all"]
             found = self.inspected("--from", os.path.join(weights, "model.safetensors"), "--train", corpus().train,
                                    "--batch", "4", "--seq", "64", *layers)
             self.assertEqual(found["scales"], "measured")
