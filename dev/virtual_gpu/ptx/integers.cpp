@@ -1,5 +1,6 @@
 // Integers, bits, predicates and addresses: PTX ISA, "Integer Arithmetic Instructions", "Logic and Shift Instructions",
 // "Comparison and Selection Instructions".
+#include <algorithm>
 #include <bit>
 #include <limits>
 #include <string>
@@ -118,12 +119,20 @@ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
 
 uint32_t ones(uint32_t count) { return count > 31 ? ~0u : (1u << count) - 1; }
 
+// bfi: the lowest bits of a replace those of b from position `at` on. Wide: an integer of twice the size.
+template <class T, class Wide>
+void define_insertion(const std::string& opcode) {
+    define<[](T a, T b, uint32_t at, uint32_t length) {
+        constexpr uint32_t kBits = 8 * sizeof(T);
+        at = std::min(at & 255, kBits), length = std::min(length & 255, kBits);
+        const Wide field = ((Wide{1} << length) - 1) << at;
+        return static_cast<T>((b & ~field) | (Wide{a} << at & field));
+    }>(opcode, Kind::integer);
+}
+
 void define_words() {
-    define<[](uint32_t a, uint32_t b, uint32_t at, uint32_t length) {
-        at &= 255, length &= 255;
-        const uint64_t field = static_cast<uint64_t>(ones(length)) << (at < 32 ? at : 32);
-        return static_cast<uint32_t>((b & ~field) | (static_cast<uint64_t>(a) << (at < 32 ? at : 32) & field));
-    }>("bfi.b32", Kind::integer);
+    define_insertion<uint32_t, uint64_t>("bfi.b32");
+    define_insertion<uint64_t, unsigned __int128>("bfi.b64");
     define<[](uint32_t a, uint32_t at, uint32_t length) {
         return (at & 255) < 32 ? (a >> (at & 31)) & ones(length & 255) : 0u;
     }>("bfe.u32", Kind::integer);
