@@ -27,9 +27,10 @@ COUNTED = ("launches", "thread_instructions", "global_sectors", "shared_passes",
 RUNS = {"fp32": ["--precision", "fp32"], "bf16": ["--precision", "bf16"],
         "bf16 moments and tensors clipped": ["--precision", "bf16", "--adam-moments", "bf16", "--clip", "1e-3",
                                              "--clip-kind", "tensor", "--kernels", "portable"],
-        "fp8 delayed without Hopper's kernels": ["--precision", "fp8", "--fp8-recipe", "delayed", "--kernels",
-                                                 "portable"],
-        **{f"fp8 {recipe}": ["--precision", "fp8", "--fp8-recipe", recipe] for recipe in ("delayed", "current", "block")}}
+        "fp8 delayed without Hopper's kernels": ["--precision", "fp8", "--fp8-recipe", "delayed", "--fp8-layers", "all",
+                                                 "--kernels", "portable"],
+        **{f"fp8 {recipe}": ["--precision", "fp8", "--fp8-recipe", recipe, "--fp8-layers", layers] for recipe, layers in
+           (("delayed", "all,+lm_head"), ("current", "all,+lm_head"), ("block", "all"))}}
 SHAPE = ["--layers", 2, "--channels", 128, "--heads", 2, "-b", 2, "-t", 64, "--vocab", 300, "--max-steps", 2,
          "--checkpoint-minutes", 0, "--tune", "0"]
 HEADER = f"""# What each kernel does in two steps of a tiny model. dev/virtual_gpu/kernel_counts.py --write makes this file.
