@@ -117,7 +117,8 @@ TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors; each chu
     CHECK(w.scale == doctest::Approx(448 / largest).epsilon(1e-6));
 }
 
-TEST_CASE("gpt2 fp8 head: chunks change no logit, and only the order of sums in the weight's gradient") {
+// Forward products of other shapes may sum in another order, so that single logits in BF16 round the other way.
+TEST_CASE("gpt2 fp8 head: chunks change the order of sums alone") {
     HeadRun whole(Fp8Recipe::delayed, "none,lm_head");
     HeadRun chunked(Fp8Recipe::delayed, "none,lm_head", Fp8Grad::e5m2, 128);
     whole.two_steps();
@@ -127,7 +128,7 @@ TEST_CASE("gpt2 fp8 head: chunks change no logit, and only the order of sums in 
     write_through(const_cast<Fp8State*>(chunked.test.fp8->states()), states.data(), states.size(), whole.test.stream);
     whole.micro_step();
     chunked.micro_step();
-    CHECK(whole.test.mean_train_loss() == chunked.test.mean_train_loss());
+    CHECK(whole.test.mean_train_loss() == doctest::Approx(chunked.test.mean_train_loss()).epsilon(1e-6));
     const auto a = whole.test.all_gradients(), b = chunked.test.all_gradients();
     for (size_t i = 0; i < a.size(); i++) CHECK(relative_error(a[i], b[i]) < (i == 0 ? 1e-6 : 1e-12));
     // Accumulation over micro-steps doubles it.
