@@ -37,7 +37,6 @@ import subprocess
 import sys
 
 
-
 def fp8(recipe="delayed", *more, layers="all"):
     return ["--precision", "fp8", "--fp8-recipe", recipe, "--fp8-layers", layers, *more]
 

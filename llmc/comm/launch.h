@@ -16,7 +16,7 @@ struct LaunchInfo {
     std::string address;  // MASTER_ADDR, or "" if not set
     int port = 29500;     // MASTER_PORT
     std::string secret;   // LLMC_SECRET, or the launcher's job id, or "" if neither is known
-    int tasks = 1;        // of the Slurm job
+    int tasks = 1;        // number of tasks in the Slurm job
 
     // True if no launcher started this process.
     bool alone() const { return launcher == "none"; }

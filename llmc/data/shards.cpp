@@ -328,24 +328,31 @@ void ShardSet::add_to(std::vector<const TokenFile*>& files) const {
 }
 
 // A copy has as many tokens, and the same ones in the middle.
+std::pair<int64_t, uint64_t> ShardSet::content_of(const Shard& shard) const {
+    const int64_t count = std::min(kBlock, shard.tokens);
+    return {shard.tokens, hash_tokens(shard, (shard.tokens - count) / 2, count, 0)};
+}
+
 std::string ShardSet::shared_file(const ShardSet& other) const {
-    const auto content = [](const ShardSet& set, const Shard& shard) {
-        const int64_t count = std::min(kBlock, shard.tokens);
-        return std::pair(shard.tokens, set.hash_tokens(shard, (shard.tokens - count) / 2, count, 0));
-    };
-    const bool same_set = &other == this;
-    std::multiset<int64_t> lengths;
+    std::set<int64_t> lengths;
     for (const Shard& shard : other.shards_) lengths.insert(shard.tokens);
     std::set<std::pair<uint64_t, uint64_t>> files;
     std::set<std::pair<int64_t, uint64_t>> contents;
     for (const Shard& shard : shards_) {
         files.insert(shard.identity);
-        if (lengths.count(shard.tokens) <= same_set) continue;
-        if (!contents.insert(content(*this, shard)).second && same_set) return shard.path;
+        if (lengths.contains(shard.tokens)) contents.insert(content_of(shard));
     }
-    if (same_set) return "";
     for (const Shard& shard : other.shards_)
-        if (files.contains(shard.identity) || contents.contains(content(other, shard))) return shard.path;
+        if (files.contains(shard.identity) || contents.contains(other.content_of(shard))) return shard.path;
+    return "";
+}
+
+std::string ShardSet::copied_file() const {
+    std::multiset<int64_t> lengths;
+    for (const Shard& shard : shards_) lengths.insert(shard.tokens);
+    std::set<std::pair<int64_t, uint64_t>> contents;
+    for (const Shard& shard : shards_)
+        if (lengths.count(shard.tokens) > 1 && !contents.insert(content_of(shard)).second) return shard.path;
     return "";
 }
 

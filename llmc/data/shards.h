@@ -85,9 +85,10 @@ public:
     // Appends the shards to `files`, for require_one_tokenizer().
     void add_to(std::vector<const TokenFile*>& files) const;
 
-    // The first file of `other` that is also in this set, under any path or as a copy; "" if there is none. If `other`
-    // is this set, the first file that is a copy of an earlier one.
+    // The first file of `other` that is also in this set, under any path or as a copy; "" if there is none.
     std::string shared_file(const ShardSet& other) const;
+    // The first file that is a copy of an earlier one of this set; "" if there is none.
+    std::string copied_file() const;
 
     // Identifies the content and order of the shards, independent of file names. Hashes the lengths of the shards and
     // their tokens: all of them if the set has at most 16 million, otherwise blocks at equal distances, at least 8 per
@@ -131,6 +132,7 @@ private:
     void add_shard(const std::string& path, size_t pattern = 0);
     // Continues `hash` with the tokens of a shard from `first` on.
     uint64_t hash_tokens(const Shard& shard, int64_t first, int64_t count, uint64_t hash) const;
+    std::pair<int64_t, uint64_t> content_of(const Shard& shard) const;  // what copies have in common
     void read_tokens(const Shard& shard, int64_t first, int64_t count, uint32_t* out) const;
     void scan_vocabulary(const Shard& shard, int64_t vocab) const;
 

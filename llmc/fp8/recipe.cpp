@@ -27,8 +27,7 @@ Fp8LayerTerms fp8_layers_from_text(const std::string& text) {
 }
 
 // Adds the layers of a term to `fp8`, or removes them.
-static void apply(Fp8Layers& fp8, const Fp8LayerTerm& added, int blocks, const std::vector<std::string>& names,
-                  Fp8Scaling scaling) {
+static void apply(Fp8Layers& fp8, const Fp8LayerTerm& added, int blocks, const std::vector<std::string>& names) {
     const auto& [term, adds] = added;
     const auto set = [&](const std::string& layer) {
         if (adds)
@@ -37,11 +36,6 @@ static void apply(Fp8Layers& fp8, const Fp8LayerTerm& added, int blocks, const s
             fp8.erase(layer);
     };
     if (term == "none") return fp8.clear();
-    if (term == "auto" && adds) {
-        for (const Fp8LayerTerm& part : fp8_layers_from_text(fp8_layers_auto(blocks, scaling)))
-            apply(fp8, part, blocks, names, scaling);
-        return;
-    }
     if (term == kHeadLayer) return set(kHeadLayer);
     int first = term == "last" ? blocks - 1 : 0, last = term == "first" ? 0 : blocks - 1;
     std::string wanted;  // a layer of these blocks; "" for all of them
@@ -58,8 +52,7 @@ static void apply(Fp8Layers& fp8, const Fp8LayerTerm& added, int blocks, const s
     if (!known || !(wanted.empty() || contains(names, wanted)))
         refuse(
             "--fp8-layers: unknown layer '{}'; known are auto, all, none, first, last, block0 to block{}, {}, "
-            "block0.{} "
-            "and the like, and {}",
+            "block0.{} and the like, and {}",
             term, blocks - 1, joined(names), names.back(), kHeadLayer);
     for (int block = first; block <= last; block++)
         for (const std::string& name : names)
@@ -69,7 +62,12 @@ static void apply(Fp8Layers& fp8, const Fp8LayerTerm& added, int blocks, const s
 Fp8Layers fp8_layers(const Fp8LayerTerms& terms, int blocks, const std::vector<std::string>& names,
                      Fp8Scaling scaling) {
     Fp8Layers fp8;
-    for (const Fp8LayerTerm& term : terms) apply(fp8, term, blocks, names, scaling);
+    for (const Fp8LayerTerm& term : terms)
+        if (term == Fp8LayerTerm{"auto"})
+            for (const Fp8LayerTerm& part : fp8_layers_from_text(fp8_layers_auto(blocks, scaling)))
+                apply(fp8, part, blocks, names);
+        else
+            apply(fp8, term, blocks, names);
     return fp8;
 }
 

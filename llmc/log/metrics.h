@@ -28,7 +28,7 @@ struct ValLoss {
     float loss = 0;    // nats per token
     // Loss of the tokens that are text, in bits, divided by the bytes of this text. Nothing if the bytes are unknown.
     std::optional<double> bits_per_byte = {};
-    uint64_t hash = 0;  // of the data, and of how much of it was scored in which sequences; 0 if unknown
+    uint64_t hash = 0;  // identifies what was scored: the data, its tokens, and how they were cut; 0 if unknown
     std::optional<DivergenceResult> against_bf16 = {};  // eval --against bf16
 
     double perplexity() const;

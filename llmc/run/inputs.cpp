@@ -230,7 +230,7 @@ void Inputs::describe(ResolveInputs& surroundings) const {
         const int64_t vocab = train->sidecar().vocab.value_or(0);
         surroundings.data_vocab = static_cast<int>(std::min<int64_t>(vocab, std::numeric_limits<int>::max()));
         surroundings.train_tokens = train->total_tokens();
-        surroundings.copied = train->shared_file(*train);
+        surroundings.copied = train->copied_file();
     }
     const ShardSet* const first = train ? train.get() : val.empty() ? nullptr : val.front().second.get();
     surroundings.end_token = end_token_of(first);
