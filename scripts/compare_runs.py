@@ -63,6 +63,11 @@ def by_step(run):
     return {record["step"]: record for record in run.steps}
 
 
+def losses(run, name):
+    """{step: loss} of a validation set; NaN where it is not finite."""
+    return dict(run.val.get(name, [])) | {step: math.nan for lost, step in run.val_lost if lost == name}
+
+
 def default_window(steps):
     """A tenth of the run, rounded to 1, 2 or 5 times a power of ten."""
     wanted = max(1.0, steps / 10)
@@ -84,8 +89,8 @@ class Comparison:
                       (precision == "fp8") != (reference.val_precision[step] == "fp8")]
         self.validations = []
         self.other_data = {}  # {name of a validation loss: first step at which the runs did not score the same}
-        for name in (name for name in reference.val if name in run.val):
-            ours, theirs = dict(run.val[name]), dict(reference.val[name])
+        for name in dict.fromkeys([*reference.val, *sorted(name for name, _ in reference.val_lost)]):
+            ours, theirs = losses(run, name), losses(reference, name)
             for step in sorted((ours.keys() & theirs.keys()) - set(self.mixed)):
                 if same(reference.val_hash.get((name, step)), run.val_hash.get((name, step))) is False:
                     self.other_data.setdefault(name, step)
@@ -242,6 +247,18 @@ def rows_of_a_run(run, last_steps):
     }
 
 
+def machine_of(run):
+    """Facts besides the flags on which the speed of a run depends. Of a resumed run, those of its last start."""
+    started = (run.info.get("resumed") or [run.info])[-1]
+    versions = started.get("versions")
+    clocks = [r["sm_clock_mhz"] for r in run.steps if r.get("sm_clock_mhz")]
+    return {
+        "device": started.get("device"), "ranks": started.get("world"), "kernels": started.get("kernels"),
+        **{f"  {name}": version for name, version in (versions if isinstance(versions, dict) else {}).items()},
+        "card's clock, median": f"{statistics.median(clocks):.0f} MHz" if clocks else None,
+    }
+
+
 def known_text(value, yes, no):
     return "not recorded" if value is None else yes if value else no
 
@@ -283,6 +300,10 @@ def summary(reference, comparisons, start):
     last_steps = windows[-1].last - windows[-1].first + 1 if windows else 1
     columns = [rows_of_a_run(run, last_steps) for run in runs]
     rows = [(name, [column[name] for column in columns]) for name in columns[0]]
+    machines = [machine_of(run) for run in runs]
+    for name in dict.fromkeys(name for machine in machines for name in machine):  # those that are not the same
+        if any(machine.get(name) != machines[0].get(name) for machine in machines):
+            rows.append((name, [str(machine.get(name) or "not recorded") for machine in machines]))
     beside = [rows_of_a_comparison(c, start) for c in comparisons]
     if beside:
         rows += [(name, ["-"] + [column[name] for column in beside]) for name in beside[0]]
@@ -545,6 +566,8 @@ def main(argv=None):
             if os.path.realpath(path) == os.path.realpath(args.reference):
                 raise RunError(f"{path} is the reference itself")
         for c in comparisons:
+            if same(reference.info.get("run_id"), c.run.info.get("run_id")) and reference.steps == c.run.steps:
+                raise RunError(f"{c.run.name} is a copy of {reference.name}: the same run, with the same times of its steps")
             if c.is_empty:
                 raise RunError(f"{c.run.name} and {reference.name} have no step in common")
     except RunError as error:

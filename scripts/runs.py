@@ -145,6 +145,7 @@ class Run:
     info: dict = field(default_factory=dict)  # run.json, or {}
     steps: list = field(default_factory=list)  # training records in order
     val: dict = field(default_factory=dict)  # "val_loss" or "val_loss_NAME": [(step, loss)]
+    val_lost: set = field(default_factory=set)  # (key of `val`, step) of losses that are not finite; `val` lacks them
     val_precision: dict = field(default_factory=dict)  # by step of a validation: the precision of its forward pass
     val_hash: dict = field(default_factory=dict)  # by key of `val` and step: what was scored
     fp8: list = field(default_factory=list)  # records of FP8 tensors in order
@@ -305,7 +306,9 @@ def read_run(path):
         if not record.keys() & {"loss", "fp8"}:
             run.other.append(record)
         for key, value in record.items():
-            if key.startswith("val_loss") and value is not None:
+            if key.startswith("val_loss") and value is None:
+                run.val_lost.add((key, record["step"]))
+            elif key.startswith("val_loss"):
                 val.setdefault(key, {})[record["step"]] = value  # a later record of the same step wins
                 precisions[record["step"]] = record.get("val_precision")
                 run.val_hash[key, record["step"]] = record.get(key.replace("val_loss", "val_hash", 1))
@@ -315,6 +318,8 @@ def read_run(path):
     if broken:
         records = f"{len(broken)} record" + "s" * (len(broken) > 1)
         run.notes.append(f"{records} of metrics.jsonl skipped, with values that cannot be right ({broken[0]})")
+    for key, step in sorted(run.val_lost):
+        run.notes.append(f"{printable(key)} of step {step} is not finite")
     lost = [(a["step"], b["step"] - a["step"] - 1) for a, b in zip(run.steps, run.steps[1:]) if b["step"] > a["step"] + 1]
     if lost:
         run.notes.append(f"metrics.jsonl lacks {sum(count for _, count in lost)} steps, the first after step {lost[0][0]}")

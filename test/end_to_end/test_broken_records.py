@@ -63,6 +63,35 @@ class BrokenRecords(InDirectory):
         self.assertRegex(text, r"tokens/s, median +100 +-\n")
         self.assertEqual(self.shown("report", bad)[0], 0)
 
+    def test_a_validation_loss_that_is_not_finite(self):
+        def change(records):
+            next(r for r in records if r["step"] == 20 and "val_loss" in r)["val_loss"] = None
+
+        code, text = self.shown("compare_runs", write_run(self, "good"), self.damaged(change), "--max-gap", "1%")
+        self.assertEqual(code, 1, text)
+        self.assertIn("bad: the gap to good is not finite (validation, step 20)", text)
+        self.assertIn("note: bad: val_loss of step 20 is not finite", text)
+
+    def test_copies_and_machines(self):
+        """A copy is no second run. Rows of the machine are shown where they differ."""
+        def run(name, **started):
+            path = write_run(self, name)
+            with open(os.path.join(path, "run.json"), "r+", encoding="utf-8") as file:
+                info = json.load(file) | started
+                file.seek(0)
+                json.dump(info, file)
+            return path
+
+        a = run("a", run_id="7", versions={"git": "1", "nccl": "2"}, device="card")
+        b = run("b", versions={"git": "1"}, device="card", resumed=[{"versions": {"git": "1", "nccl": "3"}, "device": "slow"}])
+        code, text = self.shown("compare_runs", a, b)
+        self.assertEqual(code, 0, text)
+        self.assertRegex(text, r"(?m)^device +card +slow$")
+        self.assertRegex(text, r"(?m)^  nccl +2 +3$")
+        self.assertNotRegex(text, r"(?m)^(  git|ranks) ")
+        code, text = self.shown("compare_runs", a, run("copy", run_id="7"))
+        self.assertEqual((code, text[:37]), (2, "compare_runs: copy is a copy of a: th"), text)
+
     def test_deeply_nested(self):
         good = write_run(self, "good")
         path = os.path.join(write_run(self, "bad"), "metrics.jsonl")
