@@ -424,7 +424,7 @@ class Pages(unittest.TestCase):
         """Those of the program are in dev/guide/flags.md; others belong to this project's scripts, or to other programs."""
         known = named_flags(self.pages["dev/guide/flags.md"]) | {"help-all", "help-markdown"}
         for path in self.files:
-            if path.startswith(("scripts/", "data/", "dev/")) and path.endswith((".py", ".sh")):
+            if path.startswith(("scripts/", "data/", "dev/")) and path.endswith((".py", ".sh", ".sbatch")):
                 known |= named_flags(read(path).replace('"', " ").replace("'", " "))
         other_programs = {"bind-to", "oversubscribe", "map-by", "mca", "mpi", "signal", "gpus", "ipc", "no-python",
                           "nproc-per-node", "rdzv-id", "model", "tasks", "trace", "test-case", "first-last-layers-bf16"}
