@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import signal
 import threading
 import time
@@ -19,9 +20,10 @@ from . import duplicates, readers, rules
 from .shard import new_file, write_atomically
 from .tokenizers import END_TOKENS, PrepareError, open_tokenizer
 
-VERSION = 3  # format of a chunk's files; a run does not continue from files of another version
+VERSION = 4  # format of a chunk's files; a run does not continue from files of another version
 CHUNK_BYTES = 4 << 20
 BLOCK_TOKENS = 1 << 24  # a chunk is written in blocks, so memory does not grow with the inputs
+HTML = re.compile(r"\s*(<\?xml[^>]*>\s*)?<(!doctype\s+html|html[\s>])", re.IGNORECASE)
 DROPPED, TRAIN, VAL = range(3)
 FEW_DOCUMENTS = 100  # too few documents for a split by their hashes
 
@@ -76,7 +78,7 @@ class Worker:
         started = time.perf_counter()
         self.counts = {"index": index, "blocks": 0, "documents": 0, "tokens": 0, "replaced_documents": 0, "replaced": 0,
                        "replaced_in": [], "dropped": {}, "bad": [], "changed": 0, "bytes": 0, "miscounted": 0,
-                       "markers": {}, "separated_files": 0, "unseparated_files": 0, "crlf_files": 0,
+                       "markers": {}, "separated_files": 0, "unseparated_files": 0, "crlf_files": 0, "html": 0,
                        "tokenizer_seconds": 0.0}
         for part in chunk.parts:
             self.counts["separated_files"] += part.kind == "separated"
@@ -112,6 +114,7 @@ class Worker:
                 counts["replaced_in"].append(part.path)
             counts["replaced_documents"] += 1
             counts["replaced"] += replaced
+        counts["html"] += HTML.match(text) is not None
         for marker in self.markers:
             if marker in text:
                 counts["markers"][marker] = counts["markers"].get(marker, 0) + text.count(marker)

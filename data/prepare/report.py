@@ -57,7 +57,7 @@ class Report:
         self.options, self.tokenizer, self.workers = options, tokenizer, workers
         self.by_place, self.files = by_place, len({part.path for part in parts})
         self.kinds = {part.kind for part in parts}
-        self.separated_files = self.unseparated_files = self.crlf_files = 0
+        self.separated_files = self.unseparated_files = self.crlf_files = self.html = 0
         self.markers = {}  # texts that usually begin or end documents, with the number of occurrences
         self.started = time.perf_counter()
         self.documents = self.replaced_documents = self.replaced = 0
@@ -74,7 +74,7 @@ class Report:
 
     def add_chunk(self, counts):
         for name in ("documents", "replaced_documents", "replaced", "changed", "bytes", "miscounted", "separated_files",
-                     "unseparated_files", "crlf_files", "seconds", "tokenizer_seconds"):
+                     "unseparated_files", "crlf_files", "html", "seconds", "tokenizer_seconds"):
             setattr(self, name, getattr(self, name) + counts[name])
         for reason, count in counts["dropped"].items():
             self.drop(reason, count)
@@ -129,6 +129,9 @@ class Report:
             notes.append(f"--column {options.column} had no effect, because no input has fields")
         if options.max_epochs != 1 and options.inputs[0][1] is None:
             notes.append(f"--max-epochs {options.max_epochs:g} had no effect, because no input has a weight")
+        if self.html:
+            notes.append(f"HTML was tokenized with its tags, in {plural(self.html, 'document')}; extract the texts first unless "
+                         "the model is to write HTML")
         for marker, count in sorted(self.markers.items()):
             notes.append(f"{quoted(marker)} occurs {plural(count, 'time')} in the text and was tokenized like other "
                          f"text; if it separates the documents of text files, give --separator {quoted(marker)}")

@@ -375,6 +375,8 @@ class Notes(TestCase):
                 ((lines, "--separator", "\\n"), ["--separator '\\n' had no effect, because no input is a text file"]),
                 ((blank, "--column", "body"), ["--column body had no effect, because no input has fields"]),
                 ((lines, "--max-epochs", "2"), ["--max-epochs 2 had no effect, because no input has a weight"]),
+                ((self.path("h.jsonl", b'{"text": "\\n<!DOCTYPE html><p>"}\n{"text": "<html lang=en>"}\n{"text": "a <html>"}'),),
+                 ["HTML was tokenized with its tags, in 2 documents"]),
                 ((self.path("b.jsonl", b'{"text": "one [SEP] two"}'),), ["'[SEP]' occurs 1 time in the text"])]:
             with self.subTest(args):
                 notes = self.notes(*args)
