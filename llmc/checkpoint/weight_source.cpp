@@ -161,6 +161,18 @@ void require_finite(const std::string& path, const std::string& tensor, const st
     refuse_file(path, "{} has {} at {}; a run that starts from it would compute nothing but NaN", tensor, what, place);
 }
 
+void ZeroWeights::look(const std::string& name, const std::vector<float>& values) {
+    if (name.ends_with(".bias") || std::any_of(values.begin(), values.end(), [](float x) { return x != 0; })) return;
+    if (name == "wte") refuse_file(path_, "all values of {} are zero", name);
+    if (count_++ == 0) first_ = name;
+}
+
+void ZeroWeights::note() const {
+    if (count_ > 0)
+        print_line("note: all values of {}{} are zero in {}; if that model was trained, the file is incomplete", first_,
+                   count_ == 1 ? "" : fmt::format(" and of {} more", count_ - 1), path_);
+}
+
 std::vector<std::string> weight_directories(const std::string& from) {
     std::error_code ignored;
     const std::filesystem::path path = std::filesystem::absolute(from, ignored).lexically_normal();

@@ -85,4 +85,17 @@ private:
 void require_finite(const std::string& path, const std::string& tensor, const std::vector<int64_t>& shape,
                     const std::vector<float>& values);
 
+// Finds weights whose values are all zero, as in the holes of an incomplete download. Biases may be zero, and some
+// weights of a model that was not trained.
+class ZeroWeights {
+public:
+    explicit ZeroWeights(std::string path) : path_(std::move(path)) {}
+    void look(const std::string& name, const std::vector<float>& values);  // throws for an embedding of zeros
+    void note() const;                                                     // prints a line if there are any
+
+private:
+    std::string path_, first_;
+    int count_ = 0;
+};
+
 }  // namespace llmc

@@ -104,9 +104,11 @@ ExitCode export_weights(const Options& o) {
         refuse(
             "export: --dtype fp8 is not for GPT-2, because transformers would take the FP8 codes for weights: "
             "compressed-tensors decodes Linear layers, and GPT2LMHeadModel has Conv1D layers. Use --dtype bf16");
+    ZeroWeights zeros(o.from);
     const FetchTensor fetch = [&](const std::string& name, std::vector<float>& out) {
         show_status("writing " + name);
         out = source->fetch(name);
+        zeros.look(name, out);
     };
     std::string written = o.to;
     if (o.format == ExportFormat::llmc) {
@@ -124,6 +126,7 @@ ExitCode export_weights(const Options& o) {
         const DocumentTokens tokens = write_tokenizer(o, *source, search);
         export_hf_directory(o.to, source->model(), {type, tokens.end, kHfShardBytes, tokens.begin}, fetch);
     }
+    zeros.note();
     const std::string place = source->place(o.from);
     print_line("{} in {} written to {}{}", counted(source->model().parameters(), "parameter"), word_of(o.dtype),
                written, place == o.from ? "" : ", from " + place);

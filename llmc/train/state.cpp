@@ -220,13 +220,16 @@ template <class Real>
 void load_weights(Trainer<Real>& trainer, const WeightSource& weights, const std::string& name) {
     const bool compares = trainer.comm().world() > 1;
     std::vector<uint64_t> checksums;
+    ZeroWeights zeros(name);
     import_weights(weights, [&](const std::string& tensor, const std::vector<float>& values) {
+        zeros.look(tensor, values);
         if (compares) checksums.push_back(checksum(values.data(), values.size() * sizeof(float)));
         trainer.set_weight(tensor, values);
     });
     if (compares)
         require_same_inputs(trainer.comm(), {{"set of weights from " + name,
                                               checksum(checksums.data(), checksums.size() * sizeof(uint64_t))}});
+    if (trainer.comm().is_main()) zeros.note();
     trainer.weights_are_set();
 }
 
