@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -125,6 +126,8 @@ template <class Real>
 void sample(const Options& o, const TokenDecoder& decoder, const Ranks& ranks, const WeightSource& weights) {
     const auto trainers = load_models<Real>({o}, ranks, weights);
     Writer<Real> writer(o, decoder, *trainers.front());
+    if (!o.given.contains("prompt") && std::filesystem::is_fifo("/dev/stdin"))
+        print_error("note: the pipe at standard input is not read; --prompt \"$(cat)\" takes a prompt from it");
     if (o.given.contains("prompt") || !isatty(STDIN_FILENO)) return writer.write(o.prompt, true);
     for (std::string prompt; ask(prompt);) {
         try {

@@ -123,7 +123,9 @@ std::vector<int> PromptEncoder::encode(const std::string& prompt) {
     } catch (const Error& error) {
         throw Error(error.code(), "--prompt: {}; or give token ids: --prompt ids:464,3290", error.what());
     }
-    const std::string line = ask(json_text(json(prompt)));
+    const std::string question = json_text(json(prompt));
+    if (json::parse(question) != json(prompt)) refuse("--prompt is not valid UTF-8");
+    const std::string line = ask(question);
     const json answer = parse_json_or_null<json>(line);
     std::vector<int> ids;
     if (answer.is_array())

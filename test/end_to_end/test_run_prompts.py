@@ -164,6 +164,7 @@ class Prompts(Case):
             json.dump(changed, file)
         for flags, code, parts in (
                 (["--prompt", "ids:7,100000"], DATA, ["token id 100000, which is outside"]),
+                (["--prompt", "caf\udce9"], FLAGS, ["--prompt is not valid UTF-8"]),
                 (["--prompt", "ids:x"], FLAGS, ["--prompt: ids: begins a prompt of token ids"]),
                 (["--prompt", "the", "--tokenizer", other], DATA, [other, "is not the one that", "tokenizer_hash"])):
             result = run(*tiny_flags(*common, *flags))

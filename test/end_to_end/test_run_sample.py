@@ -28,6 +28,12 @@ class Sample(Case):
         result = self.succeeds(run("sample", "--from", self.trained.directory, "--tokenizer", "bytes", *flags))
         return result
 
+    def test_a_pipe_is_not_read_silently(self):
+        for flags in ([], ["--prompt", "dan "]):
+            command = [PROGRAM, "sample", "--from", self.trained.directory, "--tokenizer", "bytes", "-g", "1", *flags]
+            done = subprocess.run(command, input="dan ", capture_output=True, text=True, errors="replace", check=True)
+            self.assertEqual("note: the pipe at standard input is not read; --prompt" in done.stderr, not flags)
+
     def test_the_cache_changes_nothing(self):
         """Beyond the model's 64 positions, too. In every precision: test/model/generate.cpp."""
         flags = ["--precision", "fp8", "--prompt", "dan ", "--tokens", "90", "--seed", "4", "--top-k", "20", "--top-p", "0.9"]
