@@ -400,6 +400,9 @@ void note_flags_without_effect(Options& o, int ranks) {
             o.given.contains(name) && every > o.schedule.steps)
             add_note(o, fmt::format("--{} {} has no effect in {}", name, json_text(every),
                                     plural(o.schedule.steps, "step")));
+    if (o.is_fp8() && o.fp8.until != Fp8Until::kNever && o.fp8.until >= o.schedule.steps && o.schedule.steps >= 0)
+        add_note(o, fmt::format("--fp8-until {} has no effect in {}", o.text("fp8-until"),
+                                plural(o.schedule.steps, "step")));
 }
 
 // Notes FP8 flags that differ from the default in a run without FP8. A run.json also holds the defaults.

@@ -3,10 +3,18 @@
 #include "llmc/run/ranks.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
+#include "llmc/comm/agreement.h"
+#include "llmc/log/provenance.h"
 #include "llmc/plan/plan.h"
 
 namespace llmc {
+
+// Variables that the program reads. A misspelled LLMC_SECRET would protect nothing.
+static const std::vector<std::string> kVariables = words_in(
+    "LLMC_SECRET LLMC_SYNC LLMC_ORDER LLMC_SEED LLMC_POISON LLMC_STREAMS LLMC_GUARD LLMC_STACK_KB "
+    "LLMC_SHARED_KB LLMC_MEMORY_MB LLMC_LOOPS LLMC_FAULT LLMC_FLIP LLMC_DELAY");
 
 Comm planned_ranks(const Options& o, int world) {
     const bool over_mpi = o.comm == CommKind::mpi || o.comm == CommKind::tcp;
@@ -24,10 +32,21 @@ void Ranks::connect(const Options& o, const LaunchInfo& launch) {
     comm = llmc::connect(options, launch);
     if (launch.alone() && launch.tasks > 1)
         print_line("note: one process runs, and the Slurm job has {} tasks; srun starts all of them", launch.tasks);
+    if (comm.is_main())
+        for (char** entry = environ; *entry; entry++)
+            if (const std::string name = split(*entry, '=')[0];
+                name.starts_with("LLMC_") && !contains(kVariables, name))
+                print_line("note: nothing reads {} in the environment; there are {}", sanitize(name),
+                           joined(kVariables));
     watchdog.watch(comm, o.out);
     open_device(device_of_rank(comm, device_count()));
     comm.attach_device();
     device = device_info();
+    const std::string mine = device.name + " " + json_text(versions_json()), first = broadcast_text(comm, mine);
+    if (const int64_t odd = comm.host_max(mine == first ? 0 : comm.rank()); odd > 0 && odd == comm.rank())
+        print_line(
+            "note: rank {} has another device or other libraries than rank 0 and may round differently: {}, not {}",
+            odd, mine, first);
 }
 
 void Ranks::finish() {

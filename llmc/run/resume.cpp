@@ -246,6 +246,8 @@ void compare_settings(const Options& o, const Inputs& inputs, Resumed& resumed) 
         if (name == "fingerprint")
             resumed.notes.push_back(
                 "--new-data: the training data has changed; the run continues at the same place in its order");
+        else if (name == "init-from" && !value.is_null())
+            resumed.notes.push_back(setting(name, value) + " is not read: the weights are those of the checkpoint");
         else if (change != OnChange::free)
             resumed.notes.push_back(setting(name, value) + " from here on; until now it was " + text_of(then[name]));
     }

@@ -9,8 +9,8 @@ import struct
 import subprocess
 import unittest
 
-from trainer import (CHECKPOINT, DATA, FLAGS, PROGRAM, RESOURCES, VOCAB, Case, corpus, new_path, run, tiny_flags,
-                     write_choices, write_json, write_shard)
+from trainer import (CHECKPOINT, DATA, FLAGS, PROGRAM, RESOURCES, ROOT, VOCAB, Case, FinishedRun, corpus, new_path, run,
+                     tiny_flags, write_choices, write_json, write_shard)
 
 TRAINED = re.compile("^step ", re.MULTILINE)
 SOME_TOKENS = [256] + [ord("a") + i % 26 for i in range(999)]
@@ -183,6 +183,52 @@ class BadInput(Case):
             shutil.copy(write_shard(SOME_TOKENS), os.path.join(folder, name))
         done = self.succeeds(run(*tiny_flags("--max-steps", "1", "--vocab", VOCAB, "--train", folder + "/*.bin")))
         self.assertIn("b.bin is a copy of another shard of -i, so a pass reads its tokens twice", done.out)
+
+    def test_a_misspelled_variable_is_noted(self):
+        done = self.succeeds(run(*tiny_flags("--max-steps", "1"), env={"LLMC_SECRETS": "x", "LLMC_SYNC": "0"}))
+        (note,) = [line for line in done.out.splitlines() if "in the environment" in line]
+        self.assertIn("note: nothing reads LLMC_SECRETS in the environment; there are LLMC_SECRET, LLMC_SYNC, ", note)
+        read = set()  # what the sources read
+        for folder, _, names in os.walk(os.path.join(ROOT, "llmc")):
+            for name in names:
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    read.update(re.findall(r'"(LLMC_[A-Z_]+)"', file.read()))
+        self.assertEqual(set(re.findall("LLMC_[A-Z_]+", note)) - {"LLMC_SECRETS"}, read)
+
+    def test_weights_of_zeros(self):
+        """A file with holes, as an incomplete download may leave one. A bias may be zero."""
+        trained = FinishedRun("--max-steps", "1")
+        whole = trained.read("model.safetensors")
+        begin = 8 + struct.unpack("<Q", whole[:8])[0]
+        offsets = {name: value["data_offsets"] for name, value in json.loads(whole[8:begin]).items() if "." in name}
+
+        def with_zeros(*names):
+            path, data = new_path("holes"), bytearray(whole)
+            for start, stop in (offsets["transformer." + name] for name in names):
+                data[begin + start:begin + stop] = bytes(stop - start)
+            os.mkdir(path)
+            shutil.copy(trained.path("config.json"), path)
+            with open(os.path.join(path, "model.safetensors"), "wb") as file:
+                file.write(data)
+            return path
+
+        zeros = "note: all values of h.0.fc.weight and of 1 more are zero in "
+        for names, code, part in ((["wte.weight"], CHECKPOINT, "all values of wte are zero"), (["h.1.mlp.c_fc.bias"], 0, ""),
+                                  (["h.1.ln_1.weight", "h.0.mlp.c_fc.weight"], 0, zeros)):
+            path = with_zeros(*names)
+            for flags in (tiny_flags("--max-steps", "1", "--init-from", path), ["export", "--from", path, "--to", new_path()],
+                          ["eval", "--from", path, "--val", corpus().val, "-m", "1"],
+                          ["sample", "--from", path, "--prompt", "ids:1", "-g", "1"]):
+                with self.subTest(flags=flags):
+                    done = self.succeeds(run(*flags), code)
+                    self.assertIn(part, done.out + done.err)
+                    self.assertEqual("all values" in done.out + done.err, bool(part))
+
+    def test_weights_that_a_resumed_run_does_not_read_are_noted(self):
+        first = FinishedRun("--max-steps", "1")
+        note = f"note: --init-from {first.directory} is not read: the weights are those of the checkpoint\n"
+        self.assertIn(note, self.succeeds(first.resume("--max-steps", "2", "--init-from", first.directory)).out)
+        self.assertNotIn("is not read", self.succeeds(first.resume("--max-steps", "3", "--init-from", first.directory)).out)
 
     def test_a_forgotten_srun_is_noted(self):
         done = self.succeeds(run(*tiny_flags("--max-steps", "1"), env={"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}))

@@ -259,6 +259,14 @@ class OtherInputs(Case):
             self.succeeds(self.run_with("train.bin", lambda data: data, *flags))
 
     @unittest.skipUnless(MPIRUN, "mpirun is not installed")
+    def test_another_device_is_noted(self):
+        flags = ["--train", corpus().train, *TINY_MODEL, *TINY_BATCH, "--max-steps", "1", "--precision", "fp32"]
+        note = "note: rank 1 has another device or other libraries than rank 0 and may round differently: CPU (2 threads) "
+        for threads, noted in (("2", True), ("1", False)):
+            done = self.succeeds(run_each((flags, ["OMP_NUM_THREADS=1"]), (flags, ["OMP_NUM_THREADS=" + threads])))
+            self.assertEqual((note in done.out, "may round differently" in done.out), (noted, noted), done.out)
+
+    @unittest.skipUnless(MPIRUN, "mpirun is not installed")
     def test_a_checkpoint_that_is_another_one_elsewhere(self):
         flags = ["--train", "train.bin", *TINY_MODEL, *TINY_BATCH, "--total-batch", "512", "--precision", "fp32"]
         for place, seed in zip(self.places, ("1", "2")):

@@ -366,6 +366,11 @@ TEST_CASE("resolve: flags that the run does not read are noted") {
     CHECK(resolved(o).notes == std::vector<std::string>{"--verify-every 10 has no effect in 9 steps"});
     o.verify_every = 9;
     CHECK(resolved(o).notes.empty());
+    o.precision = Precision::fp8;
+    find_flag("fp8-until")->set(o, "9");
+    CHECK(joined(resolved(o).notes) == "--fp8-until 9 has no effect in 9 steps");
+    find_flag("fp8-until")->set(o, "99%");
+    CHECK(joined(resolved(o).notes) == "");
 }
 
 TEST_CASE("resolve: a ZeRO stage in one process is noted, and has no effect") {
