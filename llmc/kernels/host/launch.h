@@ -25,7 +25,7 @@ struct LoopOf<void (*)(P...)> {
 };
 
 #if !LLMC_ON_GPU
-// True if kernels run instead of loops, in a program that has both; tests set it.
+// True if kernels run, or with LLMC_LOOPS=compare both; false if loops run alone. Tests set it.
 inline bool& runs_kernels() {
     static bool runs = false;
     return runs;

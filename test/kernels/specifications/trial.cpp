@@ -1,5 +1,10 @@
 // Comparisons, and a kernel run twice between guards (trial.h).
+// build: per device
 #include "test/kernels/specifications/trial.h"
+
+#if !LLMC_CUDA
+#include "llmc/kernels/host/launch.h"
+#endif
 
 namespace llmc {
 
@@ -115,12 +120,35 @@ std::vector<char> Trial::take(const Array& array) {
     return bytes;
 }
 
+#if !LLMC_CUDA
+namespace {
+
+// With LLMC_LOOPS=compare the second run is of loops alone: the first has compared them with the kernels.
+class LoopsAlone {
+public:
+    explicit LoopsAlone(bool second) {
+        if (second && host::compares_loops()) host::runs_kernels() = false;
+    }
+    ~LoopsAlone() { host::runs_kernels() = usual_; }
+
+private:
+    const bool usual_ = host::runs_kernels();
+};
+
+}  // namespace
+#endif
+
 void Trial::run_twice(const std::function<void()>& kernel) {
     std::vector<std::vector<char>> first;
     for (int run = 0; run < 2; run++) {
         for (const auto& array : arrays_)
             if (array->kind != Kind::input) restore(*array);
-        kernel();
+        {
+#if !LLMC_CUDA
+            const LoopsAlone loops_alone(run == 1);
+#endif
+            kernel();
+        }
         for (const auto& array : arrays_)
             if (tampering() && array->kind == Kind::result)
                 tampering()(array->shape, array->memory.data(), array->memory.bytes(), run, stream_);
