@@ -130,12 +130,12 @@ class Architectures(Case):
 
 
 class EveryName(Case):
-    """Every name of -e list whose model is not too large trains a step. Only layers are left out, and the data has a
-    small vocabulary. dev/soak.sh trains all but llama3-70b.
+    """Every name of -e list whose model is not too large trains a step, and the others are planned. Only layers are left
+    out, and the data has a small vocabulary. dev/soak.sh trains all but llama3-70b.
     """
 
     NARROW = ["--layers", "1", "-b", "1", "-t", "32", "--max-steps", "1"]
-    MOST = int(os.environ.get("LARGEST_GIB", "1" if BRIEF else "2"))  # larger models are only planned
+    MOST = float(os.environ.get("LARGEST_GIB", "0.35" if BRIEF else "1.1"))
 
     def test_every_name_trains_a_step(self):
         names = re.findall(r"[\w.-]+", run("-e", "list").out.split(":", 1)[1].split(";")[0])
@@ -146,13 +146,15 @@ class EveryName(Case):
                 flags = ["--train", corpus().train, "-e", name, *self.NARROW]
                 result = run(*flags, "--dry-run", "--json", "--gpu", "b300")
                 memory = json.loads(result.out)["memory"]
-                if memory["total"] - memory["libraries"] > self.MOST << 30:
+                if memory["total"] - memory["libraries"] > self.MOST * 2**30:
                     too_large.add(name)
                     continue
                 done = self.succeeds(run(*flags))
                 self.assertRegex(done.out, r"step +1/1 \| loss \d+\.\d+ \| norm \d")
                 self.assertNotIn("first pass went wrong", done.out)
-        self.assertLess(len(too_large), len(names) / 2)
+        # One of each family is small enough.
+        for family in ("gpt2", "gpt3", "d2", "nano", "qwen2.5", "qwen3"):
+            self.assertTrue(any(name.startswith(family) for name in set(names) - too_large), family)
         if self.MOST == 6:
             self.assertEqual(too_large, {"llama3-70b"})
 
