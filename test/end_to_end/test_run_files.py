@@ -241,7 +241,7 @@ class Planning(Case):
             self.assertEqual(fitted["tokens_per_step"], plan["tokens_per_step"])
 
     def test_what_would_fit_is_printed(self):
-        flags = ["--model", "gpt2-xl", "--batch", "256", "--gpu", "h100", "--max-steps", "300"]
+        flags = ["--model", "gpt3-6.7b", "--batch", "4", "--gpu", "h100", "--max-steps", "300"]
         changes, text = json.loads(self.plan_json(5, *flags))["would_fit"], self.plan(*flags)
         self.assertEqual([change["flags"] for change in changes if change["flags"] not in text], [])
         self.assertRegex(text, r"Run: 300 steps, [\d.,]+ .*tokens\n +predicted +[\d:]+ +[\d.]+ GPU-hours on \d GPU")
