@@ -23,8 +23,17 @@ esac
 source dev/stages.sh
 NATIVE=build/cpu-native
 
-# ---- cheap checks first --------------------------------------------------------------------------------------------
+# ---- build, and checks that need none ------------------------------------------------------------------------------
 
+host=(train_gpt_cpu check_card_cpu test-cpu test-ranks-binary) once=()
+if [[ -n $ALL ]]; then
+    host+=(probe-cpu)  # the GPU session's tests use it
+else
+    export BRIEF=1  # fewer recipes and shardings, as marked in the tests
+    once=(--test-suite-exclude=once)
+fi
+# These checks need no build, and use the cores that it leaves.
+queue stage "host: build" check make -s -j"$JOBS" "${host[@]}"
 queue stage "rules of the house" unittest python3 test/end_to_end/test_house.py
 queue stage "python: data preparation" unittest .venv/bin/python -m unittest discover -s test/data -p 'test_*.py'
 queue stage "python: scripts" unittest .venv/bin/python test/end_to_end/test_scripts.py
@@ -34,14 +43,6 @@ drain
 
 # ---- host device ---------------------------------------------------------------------------------------------------
 
-host=(train_gpt_cpu check_card_cpu test-cpu test-ranks-binary) once=()
-if [[ -n $ALL ]]; then
-    host+=(probe-cpu)  # the GPU session's tests use it
-else
-    export BRIEF=1  # fewer recipes and shardings, as marked in the tests
-    once=(--test-suite-exclude=once)
-fi
-stage "host: build" check make -s -j"$JOBS" "${host[@]}"
 # Training takes a third longer with matmuls for a core type that does not match this processor.
 core=${OPENBLAS_CORETYPE:-$(python3 test/end_to_end/core_types.py --fastest)}
 if [[ -n $core ]]; then export OPENBLAS_CORETYPE=$core; fi
