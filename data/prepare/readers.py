@@ -338,6 +338,8 @@ def check_column(path, column, schema):
     from pyarrow import types
     if column not in schema.names:
         raise no_column(path, column, schema.names)
+    if schema.names.count(column) > 1:
+        raise PrepareError(f"{path} has several columns '{column}'; rename one of them")
     kind = schema.field(column).type
     value = kind.value_type if types.is_dictionary(kind) else kind
     if not any(is_text(value) for is_text in (types.is_string, types.is_large_string, types.is_string_view,

@@ -252,6 +252,8 @@ class Formats(TestCase):
                 with self.subTest(type=name, path=path):
                     output = self.refused("text", path, "--out", self.path("out"))
                     self.assertRegex(output, f"column 'text' of {path} is {name}.*, not text; the columns are text, ")
+        for path in self.written(arrow.table([arrow.array(texts), arrow.array(texts)], ["text", "text"])):
+            self.assertIn(f"{path} has several columns 'text'", self.refused("text", path, "--out", self.path("out")))
         broken = arrow.array([b"caf\xe9 and more", b"ok"], arrow.binary())
         column = arrow.Array.from_buffers(arrow.string(), 2, broken.buffers())
         for path in self.written(arrow.table({"text": column})):  # with a text that is not UTF-8
