@@ -11,7 +11,7 @@ floor, which no model's loss can go below, draws that floor too (the demo corpus
 import argparse
 import sys
 
-from runs import RunError, continue_in_venv, gaps, next_to, print_notes, read_runs, smooth, start
+from runs import RunError, continue_in_venv, gaps, next_to, print_notes, read_runs, replacing, smooth, start
 
 if __name__ == "__main__":
     continue_in_venv("matplotlib", needed=True)
@@ -90,7 +90,8 @@ def draw(runs, floor, out, by_tokens):
 
 def save(figure, out):
     try:
-        figure.savefig(out, dpi=130)
+        with replacing(out) as new:
+            figure.savefig(new, dpi=130)
     except (OSError, ValueError) as error:  # ValueError: a format that is not known
         raise RunError(f"cannot draw to {out}: {error}") from error
     finally:

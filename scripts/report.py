@@ -21,7 +21,8 @@ import statistics
 import sys
 
 from compare_runs import ROLES, Comparison, counters, failures, gap_tables, role_of, summary
-from runs import TASK_SCORES, Run, RunError, is_number, next_to, read_runs, smooth, start, with_ratios
+from runs import TASK_SCORES, Run, RunError, is_number, next_to, read_runs, replacing, smooth, start, \
+    with_ratios
 
 PARTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "report")
 MOST_POINTS = 500  # per curve; a longer curve is drawn as this many stretches
@@ -468,7 +469,7 @@ def main(argv=None):
     try:
         runs = read_runs(args.runs)
         text = page(runs, [Comparison(runs[0], run, args.window) for run in runs[1:]])
-        with open(out, "w", encoding="utf-8") as file:
+        with replacing(out) as new, open(new, "w", encoding="utf-8") as file:
             file.write(text)
     except (RunError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)

@@ -3,6 +3,7 @@ scaling.json. Users call report.py, compare_runs.py, plot_run.py, steps_to_loss.
 """
 
 import bisect
+import contextlib
 import fcntl
 import functools
 import glob
@@ -427,6 +428,25 @@ def read_scaling(path):
         return Scaling(info, [dict(p) for p in info["points"] if p["gpus"] > 0 and p["tokens_per_s"] > 0])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file_path} is not what --estimate-scaling writes: {error!r}") from error
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """Yields the name of a new file, which takes the place of `path` once it is complete. On a full disk, an earlier file
+    stays. A device or a pipe is written to directly.
+    """
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        yield path
+        return
+    root, extension = os.path.splitext(path)
+    new = f"{root}.{os.getpid()}.tmp{extension}"
+    try:
+        yield new
+        os.replace(new, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(new)
 
 
 def print_notes(runs):

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -91,6 +92,19 @@ class BrokenRecords(InDirectory):
         self.assertNotRegex(text, r"(?m)^(  git|ranks) ")
         code, text = self.shown("compare_runs", a, run("copy", run_id="7"))
         self.assertEqual((code, text[:37]), (2, "compare_runs: copy is a copy of a: th"), text)
+
+    def test_a_full_disk_leaves_the_earlier_page(self):
+        run, page = write_run(self, "run"), self.write("page.html", "earlier")
+        command = [sys.executable, os.path.join(ROOT, "scripts", "report.py"), run, "-o", page]
+        done = subprocess.run(command, capture_output=True, text=True,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)))
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertEqual(sorted(os.listdir(self.directory)), ["page.html", "run"])
+        with open(page, encoding="utf-8") as file:
+            self.assertEqual(file.read(), "earlier")
+        self.assertEqual(self.shown("report", run)[0], 0)
+        subprocess.run([*command[:-1], "/dev/null"], check=True, capture_output=True)
+        self.assertFalse(os.path.isfile("/dev/null"))
 
     def test_deeply_nested(self):
         good = write_run(self, "good")

@@ -356,6 +356,13 @@ class Resume(Case):
         (tensor,) = said["tensors"]
         self.assertEqual((said["step"], tensor["shape"], list(tensor["numbers"])), (12, [128, 32], ["master", "m", "v"]))
         self.assertEqual(tensor["numbers"]["v"]["max"], max(checkpoint.read("h.0.fc.weight", "v")))
+        cut = new_path()
+        shutil.copytree(checkpoint.path, cut)
+        with open(os.path.join(cut, checkpoint.manifest["files"][0]["name"]), "ab") as file:
+            file.truncate(file.tell() - 1)
+        done = subprocess.run([sys.executable, "-S", script, cut], capture_output=True, text=True, check=False)  # no xxhash
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("has another size than it was written with", done.stderr)
         narrow = whole_run("--adam-moments", "bf16")
         values = Checkpoint(newest(narrow.path)).read("h.0.fc.weight", "v")
         self.assertEqual(array.array("f", values).tobytes()[2::4] + array.array("f", values).tobytes()[3::4],
