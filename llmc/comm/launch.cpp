@@ -3,7 +3,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <initializer_list>
 #include <optional>
 
 namespace llmc {

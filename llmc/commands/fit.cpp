@@ -9,7 +9,6 @@
 
 #include "llmc/comm/agreement.h"
 #include "llmc/flags/flags.h"
-#include "llmc/log/progress.h"
 #include "llmc/run/ranks.h"
 #include "llmc/train/staging.h"
 

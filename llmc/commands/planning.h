@@ -3,7 +3,6 @@
 // --fit makes the first one.
 #pragma once
 #include <algorithm>
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "llmc/base/json.h"
 #include "llmc/data/encoder.h"

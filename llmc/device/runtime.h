@@ -4,7 +4,6 @@
 // failure throws llmc::Error. There is no default stream: only the streams and events created here order work.
 #pragma once
 #include <cstddef>
-#include <cstdint>
 #include <string>
 
 #include "llmc/base/error.h"

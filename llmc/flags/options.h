@@ -16,7 +16,6 @@
 #include "llmc/log/profile.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/model/config.h"
-#include "llmc/optim/prepare_step.h"
 #include "llmc/plan/cards.h"
 #include "llmc/train/config.h"
 

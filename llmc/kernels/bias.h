@@ -2,7 +2,6 @@
 #pragma once
 #include <cstddef>
 
-#include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
 
 namespace llmc {

@@ -1,7 +1,6 @@
 // Softmax cross-entropy over the vocabulary, loss and gradient in one kernel, in place or as FP8 codes; and the sum of
 // the losses.
 #pragma once
-#include <cstddef>
 
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"

@@ -20,10 +20,7 @@
 // of several ranks give the bits of a single rank. A thread takes 8 elements at a time.
 #pragma once
 #include <cstddef>
-#include <cstdint>
 
-#include "llmc/device/formats.cuh"
-#include "llmc/device/math.cuh"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/kernels/state_array.h"

@@ -10,7 +10,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "llmc/base/error.h"
 #if LLMC_USE_ONEDNN
 #include <dnnl.hpp>
 #endif

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "llmc/base/error.h"
-
 namespace llmc {
 namespace {
 

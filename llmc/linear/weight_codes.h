@@ -10,7 +10,6 @@
 // ParameterTensor::codes says which weights have codes, and whether codes come from masters or the working copy. Layers
 // are identified by their numbers in Fp8Registry.
 #pragma once
-#include <cstdint>
 #include <deque>
 #include <map>
 #include <string>

@@ -1,7 +1,6 @@
 // The origin of a run's numbers: versions of this program, its compiler and its libraries, and fingerprints of the
 // weights that the run started from and of the batches that it trained on. Two runs are comparable if these agree.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>

@@ -7,7 +7,6 @@
 #include <initializer_list>
 #include <vector>
 
-#include "llmc/base/error.h"
 #include "llmc/device/owned.h"
 #include "llmc/kernels/state_array.h"
 #include "llmc/optim/config.h"

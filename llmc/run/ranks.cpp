@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/json.h"
 #include "llmc/comm/agreement.h"
+#include "llmc/data/tokenizer.h"  // sanitize
 #include "llmc/log/provenance.h"
 #include "llmc/plan/plan.h"
 

@@ -1,6 +1,5 @@
 // The ranks of a run: the Comm that joins them, the watchdog over it, and this rank's device.
 #pragma once
-#include <string>
 
 #include "llmc/comm/comm.h"
 #include "llmc/comm/launch.h"

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/json.h"
 #include "llmc/fp8/registry.h"
 #include "llmc/log/card_meter.h"
 #include "llmc/log/metrics.h"

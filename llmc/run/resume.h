@@ -1,6 +1,5 @@
 // The checkpoint that --resume asks for, compared with the flags, and the weights of a run, a new run's as well.
 #pragma once
-#include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>

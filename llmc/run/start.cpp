@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/clock.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"

@@ -7,7 +7,6 @@
 
 #include "llmc/comm/comm.h"
 #include "llmc/kernels/fp8_state.h"
-#include "llmc/kernels/quantize.h"
 #include "llmc/kernels/state_array.h"
 
 namespace llmc {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "llmc/device/transfer.h"
 #include "llmc/kernels/elementwise.h"
 #include "llmc/kernels/initial_values.h"
 #include "llmc/shard/state_values.h"

@@ -7,8 +7,6 @@
 // memory is 4 bytes per parameter, for the weights before the update, divided by the ranks that share the state.
 #pragma once
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "llmc/device/owned.h"
 #include "llmc/shard/arena.h"

@@ -7,13 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 
-#include "llmc/comm/agreement.h"
 #include "llmc/device/transfer.h"
 #include "llmc/shard/state_values.h"
 
