@@ -1,16 +1,15 @@
 // The choice of a run's algorithms, and what is kept of it (tuning.h).
 #include "llmc/run/tuning.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/cache_file.h"
 #include "llmc/base/clock.h"
 #include "llmc/comm/agreement.h"
-#include "llmc/comm/link_rates.h"
 #include "llmc/log/provenance.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/resume.h"
-#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {
@@ -54,9 +53,58 @@ std::string rates_text(const Rates& rates) {
     return text;
 }
 
+// ---- the links between ranks ----------------------------------------------------------------------------------------
+
 bool has_fast_links(const Comm& comm) {  // all ranks are on one node, and NCCL joins them
     return comm.world() > 1 && comm.local_world() == comm.world() && std::string(comm.name()) == "nccl";
 }
+
+using Floats = Owned<float*, device_free>;
+Floats zeros(size_t count, stream_t stream) {
+    float* const memory = static_cast<float*>(device_malloc(count * sizeof(float)));
+    set_bytes(memory, 0, count * sizeof(float), stream);
+    return memory;
+}
+
+// Bytes that this rank sends to others per second in a collective that sends `bytes` to each of them.
+template <class Operation>
+double link_rate(const Comm& comm, size_t bytes, stream_t stream, Operation&& operation) {
+    constexpr int kWarmUp = 1, kTimed = 4;
+    double begin = 0;
+    for (int i = 0; i < kWarmUp + kTimed; i++) {
+        if (i == kWarmUp) {
+            synchronize(stream);
+            comm.barrier();
+            begin = monotonic_seconds();
+        }
+        operation();
+    }
+    synchronize(stream);
+    const double seconds = monotonic_seconds() - begin;
+    return kTimed * static_cast<double>(bytes) * (comm.world() - 1) / seconds;
+}
+
+// The two collectives that sharding needs, on zeros, while the ranks are idle. A collective itself.
+Rates measure_links(const Comm& comm) {
+    // Floats per rank: 64 MiB over all ranks, because small messages do not reach the speed of the links.
+    const size_t world = static_cast<size_t>(comm.world());
+    const size_t count = std::max(size_t{256} << 10, (size_t{16} << 20) / world), bytes = count * sizeof(float);
+    Floats whole, part, workspace;
+    const OwnedStream stream = create_stream(StreamPriority::communication);
+    whole = zeros(count * world, stream);
+    part = zeros(count, stream);
+    workspace = zeros(comm.reduce_scatter_workspace(count, Wire::fp32, false) / sizeof(float) + 1, stream);
+    Rates rates;
+    rates["all_gather"] = link_rate(comm, bytes, stream, [&] {
+        comm.all_gather(whole, whole + static_cast<size_t>(comm.rank()) * count, bytes, stream);
+    });
+    rates["reduce_scatter"] = link_rate(
+        comm, bytes, stream, [&] { comm.reduce_scatter(part, whole, count, Wire::fp32, false, workspace, stream); });
+    comm.reset_traffic();  // which counts what training sends
+    return rates;
+}
+
+// ---- the choice -----------------------------------------------------------------------------------------------------
 
 // Rank 0's value.
 Json broadcast(const Comm& comm, const Json& json) { return parse_json<Json>(broadcast_text(comm, json_text(json))); }
@@ -154,10 +202,7 @@ Tuning tune_run(const Options& o, const ProductUses& products, Ranks& ranks, con
         });
         found = broadcast(comm, found);
         Rates measured = found["rates"];
-        if (has_fast_links(comm) && !known["rates"].contains("all_gather")) {
-            const LinkRates links = measure_links(comm);
-            measured.insert({{"all_gather", links.all_gather}, {"reduce_scatter", links.reduce_scatter}});
-        }
+        if (has_fast_links(comm) && !known["rates"].contains("all_gather")) measured.merge(measure_links(comm));
         raise(tuning.rates, measured);
         known["algorithms"].update(found["algorithms"]);
         for (const auto& [product, layers] : products) {
