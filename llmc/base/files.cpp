@@ -117,8 +117,22 @@ void write_synced(FileCalls& calls, const std::string& path, const std::string& 
     file.finish();
 }
 
+namespace fs = std::filesystem;
+
+bool path_exists(const std::string& path) {
+    std::error_code ignored;
+    return fs::exists(path, ignored);
+}
+bool name_exists(const std::string& path) {
+    std::error_code ignored;
+    return fs::symlink_status(path, ignored).type() != fs::file_type::not_found;
+}
+bool directory_exists(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
+}
+
 std::vector<std::string> names_in(const std::string& directory) {
-    namespace fs = std::filesystem;
     std::vector<std::string> names;
     std::error_code error;
     for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))

@@ -84,6 +84,12 @@ private:
 };
 void write_synced(FileCalls& calls, const std::string& path, const std::string& text);
 
+// Questions about a path, which never throw. A link is followed, except by name_exists(), which is also true for a link
+// that leads nowhere and for a name that cannot be examined.
+bool path_exists(const std::string& path);
+bool name_exists(const std::string& path);
+bool directory_exists(const std::string& path);
+
 // The names in a directory, sorted. Empty if the path does not exist or is not a directory.
 std::vector<std::string> names_in(const std::string& directory);
 

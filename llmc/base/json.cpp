@@ -2,7 +2,6 @@
 // build: fuzzed
 #include "llmc/base/json.h"
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 #include <utility>
@@ -119,8 +118,7 @@ Json parse_json_or_null(std::string_view text) {
 
 template <class Json>
 Json read_json_or_null(const std::string& path, const InputKind& kind) {
-    std::error_code ignored;
-    return std::filesystem::exists(path, ignored) ? parse_json_or_null<Json>(read_input(path, kind)) : Json();
+    return path_exists(path) ? parse_json_or_null<Json>(read_input(path, kind)) : Json();
 }
 
 template <class Json>

@@ -27,7 +27,6 @@ fs::file_type type_of(const std::string& path) {
     std::error_code ignored;
     return fs::symlink_status(path, ignored).type();
 }
-bool exists(const std::string& path) { return type_of(path) != fs::file_type::not_found; }
 bool is_link(const std::string& path) { return type_of(path) == fs::file_type::symlink; }
 
 void make_directory(FileCalls& calls, const std::string& path) {
@@ -118,7 +117,7 @@ std::vector<FoundCheckpoint> find_checkpoints(const std::string& directory) {
         const fs::file_type type = type_of(path);
         const bool is_link = type == fs::file_type::symlink;
         if (step < 0 || (type != fs::file_type::directory && !is_link)) continue;
-        found.push_back({step, path, is_link, exists(path + "/" + kManifestName)});
+        found.push_back({step, path, is_link, name_exists(path + "/" + kManifestName)});
     }
     std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
     return found;
@@ -140,7 +139,7 @@ void remove_unfinished(FileCalls& calls, const std::string& directory) {
 }
 
 void begin_checkpoint(FileCalls& calls, const std::string& directory, int64_t step) {
-    const bool is_new = !exists(directory);
+    const bool is_new = !name_exists(directory);
     make_directory(calls, directory);
     const fs::path run = fs::path(directory).parent_path();
     if (is_new) sync_directory(calls, run.string());
@@ -152,7 +151,7 @@ void begin_checkpoint(FileCalls& calls, const std::string& directory, int64_t st
 void commit_checkpoint(FileCalls& calls, const std::string& directory, int64_t step, const std::string& manifest_text) {
     const std::string unfinished = unfinished_path(directory, step), path = checkpoint_path(directory, step);
     write_synced(calls, unfinished + "/" + kManifestName, manifest_text);
-    if (exists(path)) set_aside(calls, path);
+    if (name_exists(path)) set_aside(calls, path);
     if (calls.rename(unfinished.c_str(), path.c_str()) != 0)
         fail_to_write(path, "rename the finished checkpoint to it");
     sync_directory(calls, directory);
@@ -168,7 +167,7 @@ void remove_checkpoint(FileCalls& calls, const std::string& path) {
         clear(calls, path);
         return sync_directory(calls, parent);
     }
-    if (exists(removed)) clear(calls, removed);
+    if (name_exists(removed)) clear(calls, removed);
     if (calls.rename(path.c_str(), removed.c_str()) != 0) fail_to_write(path, "rename it for deletion");
     sync_directory(calls, parent);
     clear(calls, removed);
@@ -189,7 +188,7 @@ void remove_all_checkpoints(FileCalls& calls, const std::string& directory) {
 
 std::string set_aside(FileCalls& calls, const std::string& path) {
     std::string target = path + kSetAside;
-    for (int i = 2; exists(target); i++) target = path + kSetAside + std::to_string(i);
+    for (int i = 2; name_exists(target); i++) target = path + kSetAside + std::to_string(i);
     if (calls.rename(path.c_str(), target.c_str()) != 0) fail_to_write(path, "set it aside");
     sync_directory(calls, fs::path(path).parent_path().string());
     return target;

@@ -20,11 +20,6 @@ const char* const kIndex = "model.safetensors.index.json";
 const char* const kConfig = "config.json";
 constexpr InputKind kIndexFile = {"index of weights", "a Hugging Face directory", ExitCode::checkpoint, 256};
 
-bool is_there(const fs::path& path) {
-    std::error_code ignored;
-    return fs::exists(path, ignored);
-}
-
 // Reads an index: {tensor: file name}.
 std::map<std::string, std::string> read_index(const std::string& path) {
     const std::string content = read_input(path, kIndexFile);
@@ -43,8 +38,8 @@ std::map<std::string, std::string> read_index(const std::string& path) {
 }
 
 [[noreturn]] void fail_without_weights(const std::string& directory) {
-    const bool older = is_there(fs::path(directory) / "pytorch_model.bin") ||
-                       is_there(fs::path(directory) / "pytorch_model.bin.index.json");
+    const bool older = path_exists(fs::path(directory) / "pytorch_model.bin") ||
+                       path_exists(fs::path(directory) / "pytorch_model.bin.index.json");
     refuse_file(directory, "holds neither {} nor {}{}", kSingle, kIndex,
                 older ? "; pytorch_model.bin is not read: save the model again with "
                         "save_pretrained(DIR, safe_serialization=True)"
@@ -54,18 +49,17 @@ std::map<std::string, std::string> read_index(const std::string& path) {
 }  // namespace
 
 WeightFiles::WeightFiles(const std::string& file_or_directory) : path_(file_or_directory) {
-    std::error_code ignored;
-    const bool directory = fs::is_directory(path_, ignored);
+    const bool directory = directory_exists(path_);
     const fs::path folder = directory ? fs::path(path_) : fs::path(path_).parent_path();
     if (!directory)
         add_file(path_);
-    else if (is_there(folder / kSingle))
+    else if (path_exists(folder / kSingle))
         add_file((folder / kSingle).string());
-    else if (is_there(folder / kIndex))
+    else if (path_exists(folder / kIndex))
         open_shards((folder / kIndex).string());
     else
         fail_without_weights(path_);
-    if ((directory || fs::path(path_).filename() == kSingle) && is_there(folder / kConfig))
+    if ((directory || fs::path(path_).filename() == kSingle) && path_exists(folder / kConfig))
         config_path_ = (folder / kConfig).string();
 }
 
@@ -75,7 +69,7 @@ void WeightFiles::open_shards(const std::string& index_path) {
     std::set<std::string> names;
     for (const auto& [tensor, file] : placed) names.insert(file);
     for (const std::string& name : names)
-        if (!is_there(folder / name)) refuse_file(index_path, "names {}, which does not exist", name);
+        if (!path_exists(folder / name)) refuse_file(index_path, "names {}, which does not exist", name);
     for (const std::string& name : names) add_file((folder / name).string());
     for (const auto& [tensor, file] : placed)
         if (!contains(tensor) || file_with(tensor).path() != (folder / file).string())

@@ -109,15 +109,12 @@ ModelConfig model_of(const CheckpointReader& reader) {
 }  // namespace
 
 std::string checkpoint_at(const std::string& path) {
-    std::error_code ignored;
-    const bool is_checkpoint = std::filesystem::exists(path + "/" + kManifestName, ignored);
-    const bool has_finished = std::filesystem::exists(path + "/model.safetensors", ignored);
-    return has_finished && !is_checkpoint ? "" : newest_checkpoint(path);
+    const bool is_checkpoint = path_exists(path + "/" + kManifestName);
+    return path_exists(path + "/model.safetensors") && !is_checkpoint ? "" : newest_checkpoint(path);
 }
 
 std::string newest_checkpoint(const std::string& path) {
-    std::error_code ignored;
-    if (std::filesystem::exists(path + "/" + kManifestName, ignored)) return path;
+    if (path_exists(path + "/" + kManifestName)) return path;
     for (const FoundCheckpoint& found : find_checkpoints(path + "/checkpoints"))
         if (found.has_manifest) return found.path;
     return "";

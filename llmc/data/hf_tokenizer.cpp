@@ -27,16 +27,15 @@ constexpr InputKind kHfTokenizerFile = {"tokenizer file", "a JSON file of a Hugg
 // The files of a Hugging Face directory by name, or the files next to the tokenizer.json `from`, or the file `from`.
 std::map<std::string, std::string> hf_files(const fs::path& from) {
     std::map<std::string, std::string> files;
-    std::error_code ignored;
-    const bool is_folder = fs::is_directory(from, ignored);
-    if (!is_folder && (from.extension() != ".json" || !fs::exists(from, ignored))) return files;
+    const bool is_folder = directory_exists(from);
+    if (!is_folder && (from.extension() != ".json" || !path_exists(from))) return files;
     const fs::path folder = is_folder ? from : from.parent_path();
     if (!is_folder && from.filename() != "tokenizer.json") {
         files["tokenizer.json"] = read_input(from.string(), kHfTokenizerFile);
         return files;
     }
     for (const char* name : kFiles)
-        if (fs::exists(folder / name, ignored)) files[name] = read_input((folder / name).string(), kHfTokenizerFile);
+        if (path_exists(folder / name)) files[name] = read_input((folder / name).string(), kHfTokenizerFile);
     return files;
 }
 

@@ -218,8 +218,7 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
     std::erase_if(paths, [&](const std::string& path) {
         return path.ends_with(".json") && matched.count(path.substr(0, path.size() - 5)) > 0;
     });
-    std::error_code ignored;
-    if (paths.size() == 1 && std::filesystem::is_directory(paths[0], ignored)) {
+    if (paths.size() == 1 && directory_exists(paths[0])) {
         const std::string hint = suggested_pattern(paths[0], "");
         throw Error(ExitCode::bad_data, paths[0] + " is a directory, not a token shard" +
                                             (hint.empty() ? " and no shards are in it" : hint));

@@ -166,8 +166,7 @@ TokenDecoder TokenDecoder::token_ids() {
 
 TokenDecoder TokenDecoder::open(const std::string& name) {
     if (name == "bytes") return byte_vocabulary();
-    std::error_code ignored;
-    if (std::filesystem::is_directory(name, ignored)) {
+    if (directory_exists(name)) {
         const std::vector<std::string> files = tokenizer_files(name);
         if (files.empty()) bad_file(name, "is a directory without a tokenizer.json, tokenizer.bin or .tiktoken file");
         return open(files[0]);
@@ -182,8 +181,7 @@ TokenDecoder TokenDecoder::parse_table(const std::string& content, const std::st
     if (content.size() >= sizeof magic) std::memcpy(&magic, content.data(), sizeof magic);
     TokenDecoder decoder = magic == magic_llmc ? from_llmc(content, path) : from_tiktoken(content, path);
     const std::filesystem::path file(path);
-    std::error_code ignored;
-    if (file.filename() == "tokenizer.bin" && std::filesystem::exists(file.parent_path() / "tokenizer.json", ignored))
+    if (file.filename() == "tokenizer.bin" && path_exists(file.parent_path() / "tokenizer.json"))
         decoder.encoder_ = (file.parent_path() / "tokenizer.json").string();
     if (decoder.pieces_ == byte_vocabulary().pieces_) decoder.encoder_ = "bytes";
     return decoder;

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/files.h"
 #include "llmc/data/order.h"
 #include "llmc/flags/rows.h"
 
@@ -28,9 +28,8 @@ void check_sources(const std::string& text) {
 ResumeFrom resume_from(const std::string& text) {
     check_not_empty(text);
     if (const std::optional<ResumeFrom> from = value_of_word<ResumeFrom>(text)) return *from;
-    std::error_code ignored;
     const std::optional<std::string> word = nearest(text, {"latest", "auto"});
-    if (word && !std::filesystem::exists(text, ignored))
+    if (word && !path_exists(text))
         refuse("'" + text + "' is not latest, auto or a directory; did you mean " + *word + "?");
     return ResumeFrom::path;
 }

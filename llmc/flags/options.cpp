@@ -145,9 +145,8 @@ Options options_of_run(ordered_json config, const std::string& path) {
 // itself.
 std::string run_json_to_resume(const Options& o) {
     if (o.resume == ResumeFrom::nothing || o.out.empty() || !o.train.empty()) return "";
-    const std::filesystem::path path = std::filesystem::path(o.out) / "run.json";
-    std::error_code ignored;
-    return std::filesystem::exists(path, ignored) ? path.string() : "";
+    const std::string path = (std::filesystem::path(o.out) / "run.json").string();
+    return path_exists(path) ? path : "";
 }
 
 // Leaves out the limits of the last command, and -z of a run on one rank, where it has no meaning.

@@ -55,18 +55,10 @@ void write_file(const std::string& file, const std::string& text) {
 
 namespace {
 
-bool exists(const std::string& path) {
-    std::error_code ignored;
-    return fs::symlink_status(path, ignored).type() != fs::file_type::not_found;
-}
-bool is_directory(const std::string& path) {
-    std::error_code ignored;
-    return fs::is_directory(path, ignored);
-}
 bool has_bytes(const std::string& path) {
     std::error_code error;
     const uintmax_t bytes = fs::file_size(path, error);
-    return exists(path) && (error || bytes > 0);
+    return name_exists(path) && (error || bytes > 0);
 }
 
 // True if a line of the log is about a step.
@@ -81,8 +73,8 @@ bool has_steps(const std::string& path, const char* step) {
 
 // The sign in DIR/checkpoints that there was a checkpoint; "" if there is none.
 std::string saved_in(const std::string& checkpoints) {
-    if (!exists(checkpoints)) return "";
-    if (!is_directory(checkpoints))
+    if (!name_exists(checkpoints)) return "";
+    if (!directory_exists(checkpoints))
         return "checkpoints is " + std::string(fs::is_symlink(checkpoints) ? "a link that leads nowhere" : "a file");
     for (const std::string& name : names_in(checkpoints))
         if (!name.starts_with("step_") || !name.ends_with(".tmp")) return "checkpoints/" + name + " is there";
@@ -125,7 +117,7 @@ EarlierRun find_earlier_run(const std::string& directory) {
 }
 
 void require_checkpoint_directory(const std::string& path) {
-    if (!exists(path) || is_directory(path)) return;
+    if (!name_exists(path) || directory_exists(path)) return;
     std::error_code ignored;
     if (!fs::is_symlink(path))
         throw Error(ExitCode::checkpoint, path + " is not a directory, so no checkpoint can be written to it");
@@ -343,7 +335,7 @@ namespace {
 std::string move_aside(const std::string& directory) {
     if (!has_bytes(directory + "/metrics.jsonl") && !has_bytes(directory + "/main.log")) return "";
     int number = 1;
-    while (exists(directory + fmt::format("/before-{}", number))) number++;
+    while (name_exists(directory + fmt::format("/before-{}", number))) number++;
     const std::string target = directory + fmt::format("/before-{}", number);
     move_run_files(directory, {RunFileFate::moves}, target);
     return target;

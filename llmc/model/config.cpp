@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/files.h"
 #include "llmc/data/shards.h"
 #include "llmc/model/model_file.h"
 
@@ -239,12 +240,10 @@ ModelConfig find_model(const std::string& name_or_file) {
     for (const ModelConfig& model : models())
         if (model.name == name_or_file) return model;
     if (const int depth = nano_depth(name_or_file)) return nano_model(depth);
-    namespace fs = std::filesystem;
-    std::error_code ignored;
-    if (fs::is_directory(name_or_file, ignored))
-        return read_model_file((fs::path(name_or_file) / "config.json").string());
+    if (directory_exists(name_or_file))
+        return read_model_file((std::filesystem::path(name_or_file) / "config.json").string());
     const std::string hint = hint_for_unknown(name_or_file);
-    if (name_or_file.ends_with(".json") || (hint.empty() && fs::exists(name_or_file, ignored)))
+    if (name_or_file.ends_with(".json") || (hint.empty() && path_exists(name_or_file)))
         return read_model_file(name_or_file);
     refuse("unknown model \"{}\"{}. Known models: {}; or a JSON file with layers, heads, channels, vocab and context",
            name_or_file, hint, joined(model_names()));

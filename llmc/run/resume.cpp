@@ -32,16 +32,6 @@ template <class... Values>
     throw Error(ExitCode::checkpoint, fmt::format(format, std::forward<Values>(values)...));
 }
 
-bool is_directory(const std::string& path) {
-    std::error_code ignored;
-    return fs::is_directory(path, ignored);
-}
-
-bool is_gone(const std::string& path) {
-    std::error_code ignored;
-    return fs::symlink_status(path, ignored).type() == fs::file_type::not_found;
-}
-
 // Rank 0's paths, on every rank. A zero byte, which no path contains, ends each of them on the way.
 std::vector<std::string> broadcast_paths(const Comm& comm, const std::vector<std::string>& paths) {
     std::string text;
@@ -64,20 +54,20 @@ struct Candidates {
 Candidates candidates_for(const Options& o, const std::string& own) {
     const bool is_path = o.resume == ResumeFrom::path;
     const std::string& named = o.text("resume");
-    if (is_path && fs::exists(named + "/" + kManifestName)) {
+    if (is_path && path_exists(named + "/" + kManifestName)) {
         if (o.rewind > 0) refuse("--rewind counts from the newest checkpoint, and --resume names one");
         return {"", {named}, 1, false};
     }
     Candidates candidates;
-    candidates.directory = !is_path ? own : is_directory(named + "/checkpoints") ? named + "/checkpoints" : named;
-    if (is_path && !is_directory(candidates.directory)) fail("--resume {}: there is no such directory", named);
+    candidates.directory = !is_path ? own : directory_exists(named + "/checkpoints") ? named + "/checkpoints" : named;
+    if (is_path && !directory_exists(candidates.directory)) fail("--resume {}: there is no such directory", named);
     for (const FoundCheckpoint& found : find_checkpoints(candidates.directory)) {
         candidates.all++;
         if (found.has_manifest)
             candidates.paths.push_back(found.path);
-        else if (is_gone(found.path))
+        else if (!name_exists(found.path))
             candidates.changed = true;
-        else if (found.is_link && !is_directory(found.path))
+        else if (found.is_link && !directory_exists(found.path))
             print_error("train_gpt: skipping {}: it is a link that leads nowhere", found.path);
         else
             print_error("train_gpt: skipping {}: it has no {}, so it is not complete", found.path, kManifestName);
@@ -129,7 +119,7 @@ std::unique_ptr<CheckpointReader> newest(const Candidates& candidates, const Opt
             if (left_out++ == o.rewind) return reader;
         } catch (const Error& error) {
             if (error.code() != ExitCode::checkpoint) throw;
-            if (comm.host_max(comm.is_main() && is_gone(path)) > 0) return nullptr;
+            if (comm.host_max(comm.is_main() && !name_exists(path)) > 0) return nullptr;
             problems += std::string("\n  ") + error.what();
             if (comm.is_main()) print_error("train_gpt: skipping {}: it is damaged: {}", path, sanitize(error.what()));
         }

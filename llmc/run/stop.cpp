@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "llmc/base/child.h"
@@ -134,8 +133,7 @@ int64_t DecayFile::look(int64_t step) {
     if (directory_.empty() || now < next_look_) return kNone;
     next_look_ = now + interval_;
     const std::string path = directory_ + "/decay";
-    std::error_code ignored;
-    if (!std::filesystem::exists(path, ignored)) return kNone;
+    if (!path_exists(path)) return kNone;
     std::string text;
     try {
         constexpr InputKind kind = {"request", "one line with a number of steps", ExitCode::failure, 1, false};
