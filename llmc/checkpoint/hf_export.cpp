@@ -34,11 +34,11 @@ nlohmann::ordered_json token_id(const ModelConfig& model, int token, int otherwi
 
 nlohmann::ordered_json hf_config(const ModelConfig& config, const HfFormat& format) {
     nlohmann::ordered_json json = hf_model_json(config);
-    json["torch_dtype"] = format.type == HfType::fp32 ? "float32" : "bfloat16";
+    json["torch_dtype"] = format.type == StateFormat::fp32 ? "float32" : "bfloat16";
     // Written even if null: transformers' default is GPT-2's id, which is outside a smaller vocabulary.
     json["bos_token_id"] = token_id(config, format.begin_token, format.end_token);
     json["eos_token_id"] = token_id(config, format.end_token, format.end_token);
-    if (format.type == HfType::fp8) json["quantization_config"] = quantization_config();
+    if (format.type == StateFormat::fp8) json["quantization_config"] = quantization_config();
     return json;
 }
 
@@ -64,12 +64,13 @@ struct Entry {
     }
 };
 
-std::vector<Entry> entries(const ModelConfig& model, HfType type) {
+std::vector<Entry> entries(const ModelConfig& model, StateFormat type) {
     std::vector<Entry> all;
     for (const HfTensor& tensor : hf_tensors(model)) {
         all.push_back({tensor});
         const bool linear = tensor.row.is_matrix() && tensor.row.block >= 0;
-        if (type != HfType::fp32) all.back().tensor.spec.dtype = type == HfType::fp8 && linear ? "F8_E4M3" : "BF16";
+        if (type != StateFormat::fp32)
+            all.back().tensor.spec.dtype = type == StateFormat::fp8 && linear ? "F8_E4M3" : "BF16";
     }
     return all;
 }
@@ -120,14 +121,15 @@ void write_entry(SafetensorsWriter& writer, const std::string& path, const Entry
     }
 }
 
-void write_file(const std::string& path, const std::vector<Entry>& entries, HfType type, const FetchTensor& fetch) {
+void write_file(const std::string& path, const std::vector<Entry>& entries, StateFormat type,
+                const FetchTensor& fetch) {
     std::vector<TensorSpec> specs;
     for (const Entry& entry : entries) {
         specs.push_back(entry.tensor.spec);
         if (entry.is_fp8()) specs.push_back(entry.scale());
     }
     std::map<std::string, std::string> metadata = {{"format", "pt"}};  // Hugging Face refuses a file without this entry
-    if (type == HfType::fp8) metadata["fp8"] = "value = weight (F8_E4M3) * weight_scale (F32, one a tensor)";
+    if (type == StateFormat::fp8) metadata["fp8"] = "value = weight (F8_E4M3) * weight_scale (F32, one a tensor)";
     SafetensorsWriter writer(path, specs, metadata);
     // Fetched once for all its parts: with several ranks a fetch is a collective.
     std::vector<float> ours;
@@ -156,9 +158,9 @@ void write_index(const std::string& folder, const std::vector<std::vector<Entry>
 
 void export_hf(const std::string& path, const ModelConfig& model, int end_token, const FetchTensor& fetch) {
     require_numbers(path, model);
-    write_file(path, entries(model, HfType::fp32), HfType::fp32, fetch);
+    write_file(path, entries(model, StateFormat::fp32), StateFormat::fp32, fetch);
     const size_t slash = path.rfind('/');
-    write_config(slash == std::string::npos ? "" : path.substr(0, slash + 1), model, {HfType::fp32, end_token});
+    write_config(slash == std::string::npos ? "" : path.substr(0, slash + 1), model, {StateFormat::fp32, end_token});
 }
 
 void export_hf_directory(const std::string& directory, const ModelConfig& model, const HfFormat& format,

@@ -10,6 +10,7 @@
 
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/checkpoint/weight_source.h"
+#include "llmc/kernels/state_array.h"
 #include "llmc/model/config.h"
 
 namespace llmc {
@@ -96,20 +97,18 @@ private:
 // is the token between documents, or -1 if unknown.
 void export_hf(const std::string& path, const ModelConfig& model, int end_token, const FetchTensor& fetch);
 
-// The number format of an exported directory. fp8 stores the matrices of the blocks' linear layers as F8_E4M3 codes.
-// Each is followed by a tensor with its name and "_scale" (F32, one element):
-//
-//   value = code * scale,   scale = max |value| / 448
-//
-// compressed-tensors, and with it vLLM, stores weights with one scale per tensor this way ("float-quantized" in
-// config.json), but only those of torch.nn.Linear. The layers of GPT2LMHeadModel are Conv1D: transformers would take
-// their codes for weights, so GPT-2 is not exported in fp8. Everything else is BF16.
-enum class HfType { fp32, bf16, fp8 };
-
 constexpr uint64_t kHfShardBytes = 5'000'000'000;  // a larger model is split into several files, as Hugging Face does
 
 struct HfFormat {
-    HfType type = HfType::fp32;
+    // fp8 stores the matrices of the blocks' linear layers as F8_E4M3 codes, and everything else in BF16. Codes are
+    // followed by a tensor with their name and "_scale" (F32, one element):
+    //
+    //   value = code * scale,   scale = max |value| / 448
+    //
+    // compressed-tensors, and with it vLLM, stores weights with one scale per tensor this way ("float-quantized" in
+    // config.json), but only those of torch.nn.Linear. The layers of GPT2LMHeadModel are Conv1D: transformers would
+    // take their codes for weights, so GPT-2 is not exported in fp8.
+    StateFormat type = StateFormat::fp32;
     int end_token = -1;  // between documents; -1 if unknown
     uint64_t shard_bytes = kHfShardBytes;
     int begin_token = -1;  // begins documents; -1: end_token

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 
 #include "llmc/data/shards.h"
 
@@ -119,8 +118,8 @@ std::vector<float> LlmcWeights::fetch(const std::string& name) const {
     return values;
 }
 
-void export_llmc(const std::string& path, const ModelConfig& model, LlmcType type, const FetchTensor& fetch) {
-    const int32_t header[kHeaderInts] = {kLlmcModelMagic, type == LlmcType::fp32 ? kVersionFp32 : kVersionBf16,
+void export_llmc(const std::string& path, const ModelConfig& model, StateFormat type, const FetchTensor& fetch) {
+    const int32_t header[kHeaderInts] = {kLlmcModelMagic, type == StateFormat::fp32 ? kVersionFp32 : kVersionBf16,
                                          model.context,   model.vocab,
                                          model.layers,    model.heads,
                                          model.channels,  model.padded_vocab()};
@@ -134,7 +133,7 @@ void export_llmc(const std::string& path, const ModelConfig& model, LlmcType typ
     for (const Slice& slice : slices(model, model.padded_vocab())) {
         fetch_exactly(path, slice.row, fetch, values);
         values.resize(static_cast<size_t>(slice.elements), 0.0f);
-        if (type == LlmcType::fp32) {
+        if (type == StateFormat::fp32) {
             file.append(values.data(), values.size() * sizeof(float));
             continue;
         }

@@ -10,6 +10,7 @@
 
 #include "llmc/base/files.h"
 #include "llmc/checkpoint/weight_source.h"
+#include "llmc/kernels/state_array.h"
 
 namespace llmc {
 
@@ -37,8 +38,7 @@ private:
     int64_t padded_vocab_ = 0;
 };
 
-enum class LlmcType { fp32, bf16 };
-// Writes `path` atomically: whole or not at all.
-void export_llmc(const std::string& path, const ModelConfig& model, LlmcType type, const FetchTensor& fetch);
+// Writes `path` atomically: whole or not at all. `type` is fp32 or bf16.
+void export_llmc(const std::string& path, const ModelConfig& model, StateFormat type, const FetchTensor& fetch);
 
 }  // namespace llmc

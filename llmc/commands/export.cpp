@@ -7,8 +7,6 @@
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/comm/agreement.h"  // failure_of
-#include "llmc/run/ranks.h"
-#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {
@@ -113,18 +111,15 @@ ExitCode export_weights(const Options& o) {
     std::string written = o.to;
     if (o.format == ExportFormat::llmc) {
         written = llmc_file(o);
-        export_llmc(written, source->model(), o.dtype == StateFormat::fp32 ? LlmcType::fp32 : LlmcType::bf16, fetch);
+        export_llmc(written, source->model(), o.dtype, fetch);
     } else {
         const TokenizerSearch search = find_tokenizer("", o.from, *source);
         std::optional<TokenDecoder> given;  // stays empty if it cannot be decoded here; its files are copied then
         if (!o.tokenizer.empty() && search.tokenizer) failure_of([&] { given = TokenDecoder::open(o.tokenizer); });
         if (given) given->require_same(*search.tokenizer);
         make_directory(o);
-        const HfType type = o.dtype == StateFormat::fp32   ? HfType::fp32
-                            : o.dtype == StateFormat::bf16 ? HfType::bf16
-                                                           : HfType::fp8;
         const DocumentTokens tokens = write_tokenizer(o, *source, search);
-        export_hf_directory(o.to, source->model(), {type, tokens.end, kHfShardBytes, tokens.begin}, fetch);
+        export_hf_directory(o.to, source->model(), {o.dtype, tokens.end, kHfShardBytes, tokens.begin}, fetch);
     }
     zeros.note();
     const std::string place = source->place(o.from);

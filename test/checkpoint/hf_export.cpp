@@ -43,7 +43,7 @@ NamedWeights weights_of(const ModelConfig& model) {
     return weights;
 }
 
-void export_as(const std::string& folder, HfType type, const NamedWeights& weights,
+void export_as(const std::string& folder, StateFormat type, const NamedWeights& weights,
                uint64_t shard_bytes = kHfShardBytes, const ModelConfig& model = kSmall) {
     export_hf_directory(folder, model, {type, -1, shard_bytes},
                         [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
@@ -78,11 +78,11 @@ nlohmann::json config_in(const std::string& folder) {
 TEST_CASE("hf_export: FP32 is exact, BF16 within half a unit, and both are read back") {
     TemporaryDirectory folder;
     const NamedWeights weights = weights_of(kSmall);
-    export_as(folder / "", HfType::fp32, weights);
+    export_as(folder / "", StateFormat::fp32, weights);
     CHECK(import_from(folder / "") == weights);
     CHECK(config_in(folder / "")["torch_dtype"] == "float32");
 
-    export_as(folder / "", HfType::bf16, weights);
+    export_as(folder / "", StateFormat::bf16, weights);
     const NamedWeights rounded = import_from(folder / "");
     CHECK(config_in(folder / "")["torch_dtype"] == "bfloat16");
     CHECK(rounded != weights);
@@ -99,7 +99,7 @@ TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit 
     weights["h.0.fc.weight"].assign(weights["h.0.fc.weight"].size(), 0.0f);
     weights["h.1.fc.weight"].assign(weights["h.1.fc.weight"].size(), 3 * std::numeric_limits<float>::denorm_min());
     weights["h.1.qkv.weight"][5] = -3e38f;
-    export_as(folder / "", HfType::fp8, weights, kHfShardBytes, kSmallQwen);
+    export_as(folder / "", StateFormat::fp8, weights, kHfShardBytes, kSmallQwen);
     const NamedWeights back = import_from(folder / "");
     const SafetensorsFile file(folder / "model.safetensors");
     CHECK(file.metadata().at("format") == "pt");
@@ -138,14 +138,15 @@ TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit 
     CHECK(codes_seen == kCodesOfQwen);
 
     weights["h.0.fc.weight"][7] = NAN;
-    CHECK(contains(checkpoint_error([&] { export_as(folder / "", HfType::fp8, weights, kHfShardBytes, kSmallQwen); }),
-                   "gate_proj.weight has NaN"));
+    CHECK(contains(
+        checkpoint_error([&] { export_as(folder / "", StateFormat::fp8, weights, kHfShardBytes, kSmallQwen); }),
+        "gate_proj.weight has NaN"));
 }
 
 TEST_CASE("hf_export: a model larger than the limit of a file is split into several, with an index") {
     TemporaryDirectory folder;
     const NamedWeights weights = weights_of(kSmall);
-    export_as(folder / "", HfType::fp32, weights, 20'000);
+    export_as(folder / "", StateFormat::fp32, weights, 20'000);
     CHECK(!std::filesystem::exists(folder / "model.safetensors"));
     const nlohmann::json index = parse_json<nlohmann::json>(read_file(folder / "model.safetensors.index.json"));
     CHECK(index["metadata"]["total_size"] == 4 * kSmall.parameters());
@@ -170,7 +171,7 @@ TEST_CASE("hf_export: a model larger than the limit of a file is split into seve
     CHECK(import_from(folder / "") == weights);
 
     TemporaryDirectory other;
-    export_as(other / "", HfType::fp8, weights_of(kSmallQwen), 9'000, kSmallQwen);
+    export_as(other / "", StateFormat::fp8, weights_of(kSmallQwen), 9'000, kSmallQwen);
     const nlohmann::json fp8 = parse_json<nlohmann::json>(read_file(other / "model.safetensors.index.json"));
     const std::string name = "model.layers.1.mlp.up_proj.weight";
     CHECK(fp8["weight_map"][name] == fp8["weight_map"][name + "_scale"]);

@@ -23,7 +23,7 @@ TEST_CASE("hf: other architectures are exported and imported without changing a 
                 out = weights.at(tensor);
                 if (tensor == "wte") out.resize(out.size() + static_cast<size_t>(config.channels), 0.0f);  // padding
             };
-            export_hf_directory(folder / "", config, {HfType::fp32, -1, shard_bytes}, fetch);
+            export_hf_directory(folder / "", config, {StateFormat::fp32, -1, shard_bytes}, fetch);
             CHECK(std::filesystem::exists(folder / "model.safetensors") == (shard_bytes == kHfShardBytes));
             const WeightFiles files(folder / "");
             for (const HfTensor& tensor : hf_tensors(config)) {
@@ -59,7 +59,7 @@ TEST_CASE("hf: weights of another architecture or other settings are refused") {
     const ModelConfig config = modern_config("llama");
     const auto weights = modern_weights(config);
     const TemporaryDirectory folder;
-    export_hf_directory(folder / "", config, {HfType::bf16},
+    export_hf_directory(folder / "", config, {StateFormat::bf16},
                         [&](const std::string& tensor, std::vector<float>& out) { out = weights.at(tensor); });
     const auto refusal = [&](auto change) {
         ModelConfig other = config;
@@ -81,7 +81,7 @@ TEST_CASE("hf: a tensor without a place in the model, or one that is missing, is
         const ModelConfig config = modern_config(model);
         const auto weights = modern_weights(config);
         const TemporaryDirectory folder;
-        export_hf_directory(folder / "", config, {HfType::fp32},
+        export_hf_directory(folder / "", config, {StateFormat::fp32},
                             [&](const std::string& tensor, std::vector<float>& out) { out = weights.at(tensor); });
         nlohmann::json index;
         for (const HfTensor& tensor : hf_tensors(config)) index["weight_map"][tensor.spec.name] = "rest.safetensors";
@@ -118,7 +118,7 @@ TEST_CASE("hf: models differ if only one has windows or a cap, but not in how wi
     const auto said = [](const ModelConfig& there, const ModelConfig& here) {
         const TemporaryDirectory folder;
         const auto weights = modern_weights(there);
-        export_hf_directory(folder / "", there, {HfType::fp32},
+        export_hf_directory(folder / "", there, {StateFormat::fp32},
                             [&](const std::string& tensor, std::vector<float>& out) { out = weights.at(tensor); });
         return checkpoint_error([&] { open_weights(folder / "", here); });
     };

@@ -94,7 +94,7 @@ TEST_CASE("llmc_model: every tensor is read from its place and written to it, in
 
         NamedWeights weights = split(all);
         weights["wte"].resize(128 * 4, 3.0f);  // any values in the rows after the vocabulary
-        export_llmc(folder / "again.bin", kTinyGpt2, version == 3 ? LlmcType::fp32 : LlmcType::bf16,
+        export_llmc(folder / "again.bin", kTinyGpt2, version == 3 ? StateFormat::fp32 : StateFormat::bf16,
                     [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
         CHECK(read_file(folder / "again.bin") == bytes);
     }
@@ -105,7 +105,7 @@ TEST_CASE("llmc_model: BF16 is rounded to nearest even") {
     NamedWeights weights = split(numbered_file());
     weights["lnf.bias"] = {1.0f + 0x1p-8f, 1.0f + 3 * 0x1p-8f, -1.0f - 0x1p-8f - 0x1p-20f, 0x1p-140f};
     const std::string path = folder / "x.bin";
-    export_llmc(path, kTinyGpt2, LlmcType::bf16,
+    export_llmc(path, kTinyGpt2, StateFormat::bf16,
                 [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
     CHECK(import_file(path)["lnf.bias"] == std::vector<float>{1.0f, 1.0f + 0x1p-6f, -1.0f - 0x1p-7f, 0.0f});
 }
@@ -189,7 +189,7 @@ TEST_CASE("llmc_model: an export that fails leaves nothing behind") {
     NamedWeights weights = split(numbered_file());
     weights["h.1.fc.bias"].pop_back();
     CHECK(contains(checkpoint_error([&] {
-                       export_llmc(folder / "x.bin", kTinyGpt2, LlmcType::fp32,
+                       export_llmc(folder / "x.bin", kTinyGpt2, StateFormat::fp32,
                                    [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
                    }),
                    "h.1.fc.bias has 15 elements, 16 are needed"));
