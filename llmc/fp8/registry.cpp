@@ -160,9 +160,7 @@ std::vector<Fp8Fallback> Fp8Registry::take_fallbacks() {
 }
 
 void Fp8Registry::clear_counts(stream_t stream) {
-    if (count() == 0) return;
-    if (falls_back()) fp8_keep_watched_counts(watches_, states_, count(), stream);
-    fp8_clear_counts(states_, count(), stream);
+    if (count() > 0) fp8_clear_counts(states_, watches_, count(), stream);
 }
 
 void Fp8Registry::put_aside(Fp8State* copy, stream_t stream) const {

@@ -144,10 +144,15 @@ static __global__ void fp8_reset_kernel(Fp8State* states, float* history, int co
     for (int k = 0; k < length; k++) history[static_cast<size_t>(i) * length + k] = 0.0f;
 }
 
-static __global__ void fp8_clear_counts_kernel(Fp8State* states, int count) {
+static __global__ void fp8_clear_counts_kernel(Fp8State* states, Fp8Watch* watches, int count) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
     Fp8State& state = states[i];
+    if (watches != nullptr) {  // its differences stay right, modulo 2^64
+        watches[i].elements -= state.elements;
+        watches[i].saturated -= state.saturated;
+        watches[i].underflowed -= state.underflowed;
+    }
     state.elements = state.saturated = state.underflowed = state.nonfinite = 0;
 }
 
@@ -184,15 +189,6 @@ static __global__ void fp8_judge_kernel(Fp8Verdict* verdicts, Fp8Watch* watches,
             verdict = {static_cast<int>(Fp8Reason::underflowed), underflowed};
     }
     verdicts[i] = verdict;
-}
-
-// The counters are about to be reset to 0. Subtracting them here keeps the differences right, modulo 2^64.
-static __global__ void fp8_keep_watched_counts_kernel(Fp8Watch* watches, const Fp8State* states, int count) {
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i >= count) return;
-    watches[i].elements -= states[i].elements;
-    watches[i].saturated -= states[i].saturated;
-    watches[i].underflowed -= states[i].underflowed;
 }
 
 // ---- launchers ------------------------------------------------------------------------------------------------------
@@ -238,8 +234,9 @@ void fp8_reset(Fp8State* states, float* history, int count, const Fp8Config& con
                              config.history);
 }
 
-void fp8_clear_counts(Fp8State* states, int count, stream_t stream) {
-    launch<fp8_clear_counts_kernel>(one_thread_each(count, stream), inout(states, static_cast<size_t>(count)), count);
+void fp8_clear_counts(Fp8State* states, Fp8Watch* watches, int count, stream_t stream) {
+    const size_t n = count;
+    launch<fp8_clear_counts_kernel>(one_thread_each(count, stream), inout(states, n), inout(watches, n), count);
 }
 
 void fp8_pack_counts(float* packed, Fp8Watch* watches, const Fp8State* states, int count, stream_t stream) {
@@ -253,11 +250,6 @@ void fp8_judge(Fp8Verdict* verdicts, Fp8Watch* watches, const float* packed, con
     const size_t n = count;
     launch<fp8_judge_kernel>(one_thread_each(count, stream), out(verdicts, n), inout(watches, n), in(packed, 3 * n),
                              in(bad_flag, 1), count, rule);
-}
-
-void fp8_keep_watched_counts(Fp8Watch* watches, const Fp8State* states, int count, stream_t stream) {
-    const size_t n = count;
-    launch<fp8_keep_watched_counts_kernel>(one_thread_each(count, stream), inout(watches, n), in(states, n), count);
 }
 
 }  // namespace llmc

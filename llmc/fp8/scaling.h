@@ -44,8 +44,6 @@ void fp8_pack_amaxes(float* packed, const Fp8State* states, int count, bool now,
 void fp8_unpack_amaxes(Fp8State* states, const float* packed, int count, bool now, stream_t stream);
 // Sets all scales to 1 and everything else to 0.
 void fp8_reset(Fp8State* states, float* history, int count, const Fp8Config& config, stream_t stream);
-// Resets the counts of all tensors to 0.
-void fp8_clear_counts(Fp8State* states, int count, stream_t stream);
 
 // ---- --fp8-fallback: finding tensors that keep losing values --------------------------------------------------------
 //
@@ -69,7 +67,7 @@ void fp8_pack_counts(float* packed, Fp8Watch* watches, const Fp8State* states, i
 // Judges the counts of all ranks. A step with a value that is not finite (*bad_flag) was skipped and changes no streak.
 void fp8_judge(Fp8Verdict* verdicts, Fp8Watch* watches, const float* packed, const int* bad_flag, int count,
                const Fp8FallbackRule& rule, stream_t stream);
-// Call before fp8_clear_counts(), which would otherwise lose the counts since the last fp8_pack_counts().
-void fp8_keep_watched_counts(Fp8Watch* watches, const Fp8State* states, int count, stream_t stream);
+// Resets the counts of all tensors to 0. `watches` keep those since the last fp8_pack_counts(); nullptr without a rule.
+void fp8_clear_counts(Fp8State* states, Fp8Watch* watches, int count, stream_t stream);
 
 }  // namespace llmc

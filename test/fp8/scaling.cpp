@@ -356,7 +356,7 @@ TEST_CASE("fp8_reset and fp8_clear_counts") {
         s.amax = 1.0f, s.amax_now = 2.0f, s.bad = 1, s.scale = 4.0f, s.scale_inv = 0.25f;
         s.elements = 1, s.saturated = 2, s.underflowed = 3, s.nonfinite = static_cast<uint64_t>(i);
     });
-    fp8_clear_counts(t.states, kTensors, test_stream());
+    fp8_clear_counts(t.states, nullptr, kTensors, test_stream());
     for (Simulated& s : t.expected) s.state.elements = s.state.saturated = s.state.underflowed = s.state.nonfinite = 0;
     CHECK(t.wrong() == 0);
 }
@@ -408,8 +408,7 @@ TEST_CASE("fp8 fallback: streaks and verdicts equal those of a simulation") {
             for (int i = 0; i < kCount; i++)
                 if (i % 2) count_something(i);
             DeviceArray<Fp8State> counted(states);
-            fp8_keep_watched_counts(device_watches.get(), counted.get(), kCount, stream);
-            fp8_clear_counts(counted.get(), kCount, stream);
+            fp8_clear_counts(counted.get(), device_watches.get(), kCount, stream);
             states = counted.download();
             cleared++;
         }
