@@ -6,6 +6,7 @@
 #pragma once
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "llmc/base/error.h"
 
@@ -39,5 +40,18 @@ void tear_down(Action&& action) noexcept {
         note_teardown_failure(failure);
     }
 }
+
+// Runs such a release at the end of its scope.
+template <class Action>
+class AtScopeEnd {
+public:
+    explicit AtScopeEnd(Action action) : action_(std::move(action)) {}
+    ~AtScopeEnd() { tear_down(action_); }
+    AtScopeEnd(const AtScopeEnd&) = delete;
+    AtScopeEnd& operator=(const AtScopeEnd&) = delete;
+
+private:
+    Action action_;
+};
 
 }  // namespace llmc

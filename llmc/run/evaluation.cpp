@@ -226,7 +226,7 @@ bool Evaluation<Real>::add_losses(std::vector<ValLoss>& losses) {
 template <class Real>
 std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
     const StopWaitsFor batch("this batch of the validation");
-    const typename Trainer<Real>::Validation in_its_precision(trainer_);
+    const auto in_its_precision = trainer_.validation();
     ValRecord record;
     record.step = step;
     record.precision = trainer_.validation_precision();

@@ -14,10 +14,8 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -135,20 +133,12 @@ public:
 
     // ---- evaluation ----
 
-    // Between two steps: evaluates in the precision of validation during the lifetime of this object. Otherwise
-    // evaluation is in the run's.
-    class Validation {
-    public:
-        explicit Validation(Trainer& trainer) : trainer_(trainer) { trainer_.begin_validation(); }
-        ~Validation() {
-            tear_down([this] { trainer_.end_validation(); });
-        }
-        Validation(const Validation&) = delete;
-        Validation& operator=(const Validation&) = delete;
-
-    private:
-        Trainer& trainer_;
-    };
+    // Between two steps: evaluates in the precision of validation during the lifetime of the object that it returns.
+    // Otherwise evaluation is in the run's.
+    [[nodiscard]] auto validation() {
+        begin_validation();
+        return AtScopeEnd([this] { end_validation(); });
+    }
     Precision validation_precision() const { return validation_model_ ? Precision::bf16 : config_.precision; }
 
     // Loss of a batch, without training on it: sums over all ranks; waits for the device.

@@ -167,7 +167,7 @@ template <class Real>
 void Verification<Real>::prepare(int64_t step) {
     if (!is_due(step) || checksums_.has_begun()) return;
     checksums_.begin(trainer_.stream());
-    const StepChecksums::Timed timed(checksums_, trainer_.stream());
+    const auto timed = checksums_.timed(trainer_.stream());
     see_state(false);
 }
 
@@ -175,7 +175,7 @@ template <class Real>
 void Verification<Real>::before_optimizer(int64_t step) {
     if (!is_due(step)) return;
     {
-        const StepChecksums::Timed timed(checksums_, trainer_.stream());
+        const auto timed = checksums_.timed(trainer_.stream());
         see_state(true);
         trainer_.gradients().finish_reduce(trainer_.stream());
         if (!trainer_.layout().is_sliced() && trainer_.comm().world() > 1) see_gradient_slices(Verified::totals, true);
@@ -191,7 +191,7 @@ void Verification<Real>::run_twice(const std::function<void()>& micro_step) {
     const stream_t stream = trainer_.stream();
     Fp8Registry* const fp8 = trainer_.fp8();
     {
-        const StepChecksums::Timed timed(checksums_, stream);
+        const auto timed = checksums_.timed(stream);
         const ProfileRange range("verify: the first time", stream);
         if (fp8) fp8->put_aside(fp8_states_, stream);
         see_weights(false);
@@ -203,7 +203,7 @@ void Verification<Real>::run_twice(const std::function<void()>& micro_step) {
         see_weights(true);
     }
     run(true, micro_step);
-    const StepChecksums::Timed timed(checksums_, stream);
+    const auto timed = checksums_.timed(stream);
     const ProfileRange range("verify: the second time", stream);
     see_results(true);
 }

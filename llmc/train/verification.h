@@ -54,24 +54,14 @@ public:
     // order both times. A kind may also have second checksums only. `everywhere`: all ranks must have the same bits.
     void see(Verified kind, bool again, const NamedMemory& memory, bool everywhere, stream_t stream);
 
-    // Counts the stream's work during its lifetime as time spent on verification.
-    class Timed {
-    public:
-        Timed(StepChecksums& checksums, stream_t stream) : end_(checksums.begin_span(stream)), stream_(stream) {}
-        ~Timed() {
-            tear_down([this] { record(end_, stream_); });
-        }
-        Timed(const Timed&) = delete;
-        Timed& operator=(const Timed&) = delete;
-
-    private:
-        const event_t end_;
-        const stream_t stream_;
-    };
+    // Counts the stream's work during the lifetime of the object that it returns as time spent on verification.
+    [[nodiscard]] auto timed(stream_t stream) {
+        return AtScopeEnd([stream, end = begin_span(stream)] { record(end, stream); });
+    }
 
 private:
     static constexpr size_t kRounds = 3;  // steps in flight: two with results on their way, and one that has begun
-    static constexpr size_t kSpans = 4;   // Timed scopes per step
+    static constexpr size_t kSpans = 4;   // timed() scopes per step
     struct Pair {
         uint64_t first, second;
     };

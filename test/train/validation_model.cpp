@@ -34,7 +34,7 @@ std::vector<float> losses_of(Trainer<bf16>& trainer) {
 }
 
 std::vector<float> validated(Trainer<bf16>& trainer) {
-    const Trainer<bf16>::Validation validation(trainer);
+    const auto validation = trainer.validation();
     return losses_of(trainer);
 }
 
