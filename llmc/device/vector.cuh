@@ -199,6 +199,33 @@ LLMC_HD constexpr int first_of_fours(int t) { return t / 32 * 2 * kFoursApart + 
 // The offset of element i of the eight from the first.
 LLMC_HD constexpr int place_in_fours(int i) { return (i & 3) + (i & 4 ? kFoursApart : 0); }
 
+// Load and store a thread's eight elements, which are two fours of its warp's 256. `left` is the number of
+// elements from the first of them on. Missing elements are zeros, and go through the same arithmetic.
+template <class T>
+LLMC_DEVICE void load_group(const T* p, size_t left, float (&values)[8]) {
+    if (left >= kFoursApart + 4) {
+        load_fours(p, values);
+    } else {
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const size_t place = place_in_fours(i);
+            values[i] = place < left ? to_float(p[place]) : 0.0f;
+        }
+    }
+}
+template <class T>
+LLMC_DEVICE void store_group(T* p, size_t left, const float (&values)[8]) {
+    if (left >= kFoursApart + 4) {
+        store_fours(p, values);
+    } else {
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const size_t place = place_in_fours(i);
+            if (place < left) p[place] = to<T>(values[i]);
+        }
+    }
+}
+
 // Eight floats for each of `Owners` threads in shared memory, in two planes of four per thread. A warp's access to one
 // plane takes the 4 passes that 512 bytes need. The second plane is shifted by 16 banks, so a warp's lanes that read
 // single floats in order, at(0), at(1) and so on, also use different banks.

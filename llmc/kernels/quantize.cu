@@ -85,14 +85,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
         const size_t first = at + static_cast<size_t>(h) * 8 * kQuantizeThreads;
         if (first >= count) continue;
         float x[8];
-        if (first + kFoursApart + 4 <= count) {
-            load_fours(master + first, x);
-        } else {  // zeros change no count
-            for (int i = 0; i < 8; i++) {
-                const size_t place = first + static_cast<size_t>(place_in_fours(i));
-                x[i] = place < count ? to_float(master[place]) : 0.0f;
-            }
-        }
+        load_group(master + first, count - first, x);  // zeros change no count
         uint32_t words[2] = {};
         quantize_8<e4m3>(words, tally, x, scale, pass);
         if (!writes_fp8(pass)) continue;

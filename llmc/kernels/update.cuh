@@ -18,33 +18,6 @@ constexpr int kUpdateThreads = 256;
 constexpr int kUpdatePerThread = 8;
 constexpr int kUpdateMeasuredGroups = 4;
 
-// Load and store a thread's eight elements, which are two fours of its warp's 256 (vector.cuh). `left` is the number of
-// elements from the first of them on. Missing elements are zeros, and go through the same arithmetic.
-template <class T>
-LLMC_DEVICE void load_group(const T* p, size_t left, float (&values)[8]) {
-    if (left >= kFoursApart + 4) {
-        load_fours(p, values);
-    } else {
-        LLMC_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const size_t place = place_in_fours(i);
-            values[i] = place < left ? to_float(p[place]) : 0.0f;
-        }
-    }
-}
-template <class T>
-LLMC_DEVICE void store_group(T* p, size_t left, const float (&values)[8]) {
-    if (left >= kFoursApart + 4) {
-        store_fours(p, values);
-    } else {
-        LLMC_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const size_t place = place_in_fours(i);
-            if (place < left) p[place] = to<T>(values[i]);
-        }
-    }
-}
-
 // Load and store a thread's eight elements from `first` on. The format must represent stored values exactly.
 LLMC_DEVICE void load_at(const StateArray& array, size_t first, size_t left, float (&values)[8]) {
     if (array.format == StateFormat::fp32)
