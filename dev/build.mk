@@ -24,7 +24,10 @@ TEST_UNITS := $(addprefix test/,base checkpoint comm comm/ranks data flags fp8 k
 MARKED     := $(foreach mark,$(MARKS),$(firstword $(subst :, ,$(mark))))
 $(foreach folder,$(TEST_UNITS),$(eval unit_$(folder) := \
     $(filter-out $(MARKED) dev/probe/main.cpp,$(wildcard $(folder)/*.cpp))))
-UNITS += $(if $(UNITS),$(TEST_UNITS))
+# nvcc has no units, but g++ compiles .cu files as one.
+unit_test/device_kernels := $(filter-out $(MARKED),$(wildcard test/device/*.cu))
+PER_DEVICE += build/units/test/device_kernels.cpp
+UNITS += $(if $(UNITS),$(TEST_UNITS) test/device_kernels)
 CUDA_TEST_OBJECTS := $(call cuda_objects,$(filter-out $(WITHOUT_DEVICE),$(TESTS)) $(if $(WITHOUT_DEVICE),,$(PROBE)))
 CUDA_PROBE_OBJECTS := $(call cuda_objects,$(PROBE) dev/probe/main.cpp)
 CUDA_RANK_OBJECTS  := $(call cuda_objects,$(RANK_TESTS))
