@@ -156,7 +156,7 @@ class Export(Case):
     def test_tokenizer(self):
         """Its files, and refusals. More: test/data/tokenizer.cpp, test_run_prompts.py."""
         shape = dict(context=64, vocab=300, layers=1, heads=1, channels=32)
-        model = write_llmc_model(shape, {name: [0.0] * count for name, _, count in llmc_tensors(shape)})
+        model = write_llmc_model(shape, {name: [0.5] * count for name, _, count in llmc_tensors(shape)})
         os.makedirs(directory := new_path("tokenizer"))
         tokenizer = dict(TOKENIZER, added_tokens=[dict(id=267, content="<|endoftext|>", special=True)])
         write_json(file := os.path.join(directory, "tokenizer.json"), tokenizer)
