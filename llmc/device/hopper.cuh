@@ -162,6 +162,10 @@ LLMC_DEVICE uint64_t tile_descriptor(const void* tile) {
     return static_cast<uint64_t>((shared_address(tile) & 0x3ffff) >> 4) | uint64_t{1} << 16 |
            static_cast<uint64_t>(1024 >> 4) << 32 | uint64_t{1} << 62;
 }
+// The same for panels of 64 columns, `bytes` apart, of which a product sums over the rows.
+LLMC_DEVICE uint64_t panels_descriptor(const void* panels, int bytes) {
+    return tile_descriptor(panels) + (static_cast<uint64_t>(bytes >> 4) - 1 << 16);
+}
 constexpr int kSixteenColumns = 16 * 2 >> 4;
 constexpr int kSixteenRows = 16 * kTileRowBytes >> 4;
 
@@ -219,6 +223,19 @@ LLMC_DEVICE void multiply_rows(float (&d)[32], uint64_t a, uint64_t b, bool accu
         : LLMC_D32(0)
         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
+// d (64, 256) = or += a b^T, as above, or a b with 16 rows of four panels for b.
+#define LLMC_DEFINE_MULTIPLY(NAME, TRANSPOSED)                                       \
+    LLMC_DEVICE void NAME(float(&d)[128], uint64_t a, uint64_t b, bool accumulate) { \
+        asm volatile(                                                                \
+            "{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %130, 0;\n\t"    \
+            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" LLMC_NAMES_128 \
+            "}, %128, %129, accumulate, 1, 1, 0, " TRANSPOSED ";\n\t}"               \
+            : LLMC_D32(0), LLMC_D32(32), LLMC_D32(64), LLMC_D32(96)                  \
+            : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                    \
+    }
+LLMC_DEFINE_MULTIPLY(multiply_rows, "0")
+LLMC_DEFINE_MULTIPLY(multiply_columns, "1")
+#undef LLMC_DEFINE_MULTIPLY
 // d (64, 64) += a b: a (64, 16) in registers, as fragments of mma.sync; b is 16 rows of a tile of 64 columns.
 LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_NAMES_32

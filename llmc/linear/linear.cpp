@@ -214,11 +214,17 @@ void Linear<Real>::backward(Real* dinp, const Gradient<Real>& dout, const Operan
                 codes_of(dout));
             return;
         }
+    wgrad(dout, x, pass);
+    layers_.matmul_.dgrad(dinp, dout.value, weight(), N, C, OC, pass.stream);
+}
+
+template <class Real>
+void Linear<Real>::wgrad(const Gradient<Real>& dout, const Operand<Real>& x, const LayerPass& pass) {
+    const int N = pass.N, C = shape_.C, OC = shape_.OC;
     if (layers_.backward_observer_) layers_.backward_observer_(*this, x, dout, pass);
     if (bias_ && !dout.bias_done) bias_gradient(dbias(), pass.scratch, dout.value, N, OC, pass.accumulate, pass.stream);
     layers_.matmul_.wgrad(layers_.gradients_.gradient(weight_), dout.value, x.value, N, C, OC, pass.accumulate,
                           pass.stream);
-    layers_.matmul_.dgrad(dinp, dout.value, weight(), N, C, OC, pass.stream);
 }
 
 template <class Real>

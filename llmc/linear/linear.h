@@ -254,6 +254,8 @@ private:
     template <class F8>
     void cast(const Quantized<F8>& codes, Fp8Role role, QuantizePass cast_pass, const Real* value, const Real* low,
               float* dbias, const LayerPass& pass);
+    // Gradients of the weight and the bias, of a layer outside of FP8.
+    void wgrad(const Gradient<Real>& dout, const Operand<Real>& x, const LayerPass& pass);
     // Casts dout and computes the bias gradient, unless dout's producer has done so. Then computes dweight.
     template <class F8>
     void cast_and_wgrad(const Quantized<F8>& codes, const Gradient<Real>& dout, const Operand<Real>& x,

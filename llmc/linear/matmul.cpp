@@ -143,7 +143,7 @@ void Matmul::multiply(const Product& product, const ProductTensors& tensors, str
     has_stream_ = true;
     stream_ = stream;
     if (submit(product, tensors, stream)) counts_.emulated++;
-    (is_fp8(product.type) ? counts_.fp8 : product.type == OperandType::bf16 ? counts_.bf16 : counts_.fp32)++;
+    count(product.type);
 }
 
 }  // namespace llmc

@@ -225,7 +225,10 @@ public:
     static std::string emulated_because(Fp8Scaling scaling);
 
     const ProductCounts& counts() const { return counts_; }
-    void count_fp8() { counts_.fp8++; }  // for a product that another kernel computes
+    // Counts a product. For those that other kernels compute.
+    void count(OperandType type) {
+        (is_fp8(type) ? counts_.fp8 : type == OperandType::bf16 ? counts_.bf16 : counts_.fp32)++;
+    }
     // Pass earlier counts as `to` so that products in between do not count.
     void reset_counts(const ProductCounts& to = {}) { counts_ = to; }
 

@@ -59,8 +59,8 @@ public:
         double read_bytes = 0;    // read per element, if the product adds to the result
     };
     double matmul(const Matmul& product) const;
-    // A product in FP8 with GELU, or with GELU's gradient, in its epilogue.
-    double matmul_gelu(double M, double N, double K, bool backward) const;
+    // A product with GELU, or with GELU's gradient, in its epilogue: bf16, fp8_fast (forward) or fp8_split (backward).
+    double matmul_gelu(double M, double N, double K, Kind kind) const;
     // Causal attention in this number of layers, with the kernels that the card has for these heads.
     struct Attention {
         double forward, backward;

@@ -34,11 +34,12 @@ constexpr int kSplits[] = {1, 2, 3, 4, 6, 8};   // parts of the sum that blocks 
 constexpr double kPartials = double{32 << 20};  // bytes of partial results that fit into cuBLASLt's workspace
 constexpr double kPartialRate = 1.6e12 / 132;   // bytes per second and multiprocessor
 constexpr double kResultRate = 1.5;             // over a copy's: other tiles' main loops hide part of the writes
-// Products with GELU (kernels/hopper/matmul_gelu.h): the main loop's rate, as above, and bytes of h and of codes per
-// element, which pass at the rate of element-wise kernels while the next tile is multiplied. Predicted: half of their
-// time is hidden. Without that, and with split sums at 0.7, it was 514 and 396 us forward for 65536 x 3072 x 768 and
-// for 16384 x 6400 x 1600, 613 and 478 us backward, as measured before epilogues had a warpgroup of their own.
-constexpr double kGeluForward = 0.98, kGeluBackward = 0.8, kGeluBytes = 4, kGeluVisible = 0.5;
+// Products with GELU (kernels/hopper/matmul_gelu.h): the main loop's rate in BF16 and with fast and split sums, as
+// above, and bytes of h and of the output per element, which pass at the rate of element-wise kernels while the next
+// tile is multiplied. Predicted: half of their time is hidden. Without that, and with split sums at 0.7, it was 514 and
+// 396 us forward for 65536 x 3072 x 768 and for 16384 x 6400 x 1600, 613 and 478 us backward, as measured before
+// epilogues had a warpgroup of their own. BF16: assumed to fall behind cuBLASLt's main loop as much as fast sums do.
+constexpr double kGeluMainLoop[] = {0.94, 0.98, 0.8}, kGeluBytes = 4, kGeluVisible = 0.5;
 
 // ---- attention ------------------------------------------------------------------------------------------------------
 
@@ -194,8 +195,9 @@ double TimeModel::matmul(const Matmul& p) const {
     return 1e3 * std::max(best, moved) + kLaunch;
 }
 
-double TimeModel::matmul_gelu(double M, double N, double K, bool backward) const {
-    const double rate = (backward ? kGeluBackward : kGeluForward) * card_.fp8_tflops * 1e9;
+double TimeModel::matmul_gelu(double M, double N, double K, Kind kind) const {
+    const double large = kind == Kind::bf16 ? card_.bf16_tflops : card_.fp8_tflops;
+    const double rate = kGeluMainLoop[static_cast<int>(kind)] * large * 1e9;
     return 2 * M * N * K / rate + kGeluVisible * element_wise(M * N * kGeluBytes) + kLaunch;
 }
 
@@ -254,13 +256,14 @@ public:
           kernels_(precision == Precision::fp32 ? Kernels::portable : config_.kernels) {
         fp8_share_ =
             (fp8_.size() - fp8_.contains(kHeadLayer)) / (L_ * static_cast<double>(linear_names(model_).size()));
-        const bool with_gelu = kernels_ == Kernels::automatic && time_.is_hopper() &&
-                               model_.table().activation == Activation::gelu &&
-                               config_.fp8.recipe == Fp8Recipe::delayed &&
-                               hopper::can_multiply_with_gelu(config_.batch * config_.seq, model_.channels,
-                                                              model_.mlp_channels());  // GeluProducts::fit_backward()
-        gelu_backward_ = with_gelu ? fp8_share_ : 0;
-        gelu_forward_ = config_.fast_accumulation != FastAccumulation::none ? gelu_backward_ : 0;
+        if (kernels_ == Kernels::portable || !time_.is_hopper() || model_.table().activation != Activation::gelu ||
+            !hopper::can_multiply_with_gelu(config_.batch * config_.seq, model_.channels, model_.mlp_channels()))
+            return;
+        // As in GeluProducts.
+        gelu_forward_[Kind::bf16] = gelu_backward_[Kind::bf16] = 1 - fp8_share_;
+        if (config_.fp8.recipe != Fp8Recipe::delayed) return;
+        gelu_backward_[Kind::fp8_split] = fp8_share_;
+        if (config_.fast_accumulation != FastAccumulation::none) gelu_forward_[Kind::fp8_fast] = fp8_share_;
     }
 
     // The matmuls of the blocks, without those that recomputation repeats.
@@ -277,22 +280,22 @@ public:
             all.forward += found->second.forward;
             all.backward += found->second.backward;
         }
-        const double hidden = model_.mlp_channels();
-        const auto without_gelu = [&](Product product) {
-            return time_.matmul({N_, hidden, C_, kind_of(product, true)});
-        };
         const Passes with_gelu = matmuls_with_gelu();
-        if (gelu_forward_ > 0) all.forward += with_gelu.forward - gelu_forward_ * L_ * without_gelu(Product::forward);
-        if (gelu_backward_ > 0) all.backward += with_gelu.backward - gelu_backward_ * L_ * without_gelu(Product::dgrad);
+        const auto without_gelu = [&](const Shares& shares, Product product) {
+            return of_layers(shares, [&](Kind kind) {
+                return time_.matmul(
+                    {N_, static_cast<double>(model_.mlp_channels()), C_, kind_of(product, kind != Kind::bf16)});
+            });
+        };
+        all.forward += with_gelu.forward - without_gelu(gelu_forward_, Product::forward);
+        all.backward += with_gelu.backward - without_gelu(gelu_backward_, Product::dgrad);
         return all;
     }
 
     // Those of them with GELU in one kernel.
     Passes matmuls_with_gelu() const {
-        const auto of_layers = [&](double share, bool backward) {
-            return share > 0 ? share * L_ * time_.matmul_gelu(N_, model_.mlp_channels(), C_, backward) : 0;
-        };
-        return {of_layers(gelu_forward_, false), of_layers(gelu_backward_, true)};
+        const auto time = [&](Kind kind) { return time_.matmul_gelu(N_, model_.mlp_channels(), C_, kind); };
+        return {of_layers(gelu_forward_, time), of_layers(gelu_backward_, time)};
     }
 
     // The matmuls of the output head, which takes one chunk of rows after the other.
@@ -323,7 +326,8 @@ public:
     Passes element_wise() const {
         const ElementWise bytes(model_);
         const bool block_again = config_.recompute == Recompute::block;
-        double forward = 2 * C_ * kNormForward + bytes.rope / 2 + (1 - gelu_forward_) * bytes.activation_forward;
+        double forward =
+            2 * C_ * kNormForward + bytes.rope / 2 + (1 - sum_of(gelu_forward_)) * bytes.activation_forward;
         double again = block_again ? forward : 0;
         // Each pass writes one layout of a recomputed input's FP8 codes, but both if a recomputed matmul reads them.
         if (config_.recompute >= Recompute::gelu) {
@@ -335,7 +339,7 @@ public:
             if (!block_again) again += 2 * C_ * (kNormForward - fp8_share_);
         }
         const double backward = 2 * C_ * (kNormBackward + fp8_share_ * kNormBackwardFp8) + bytes.rope / 2 +
-                                (1 - gelu_backward_) * bytes.activation_backward +
+                                (1 - sum_of(gelu_backward_)) * bytes.activation_backward +
                                 (1 - fp8_share_) * bytes.bias_gradients + again;
         const double launches = time_.launches(L_ * kKernelsPerLayer / 2);
         Passes all = {time_.element_wise(L_ * N_ * forward) + launches,
@@ -382,6 +386,20 @@ public:
     }
 
 private:
+    using Kind = TimeModel::Kind;
+    using Shares = std::map<Kind, double>;  // of the blocks, by the kind of a product
+
+    static double sum_of(const Shares& shares) {
+        double sum = 0;
+        for (const auto& [kind, share] : shares) sum += share;
+        return sum;
+    }
+    template <class TimeOf>
+    double of_layers(const Shares& shares, const TimeOf& time_of) const {
+        double ms = 0;
+        for (const auto& [kind, share] : shares) ms += share * L_ * time_of(kind);
+        return ms;
+    }
     // The three products of a linear layer for N tokens. The weight's gradient is FP32, and most micro-steps add to it:
     // `added` is their share. Forward reads `addend` bytes per output.
     Passes linear(double N, double OC, double C, bool in_fp8, double added, double addend = 0) const {
@@ -390,8 +408,7 @@ private:
                     time_.matmul({OC, C, N, kind_of(Product::wgrad, in_fp8), 4, 4 * added})};
     }
     enum class Product { forward, dgrad, wgrad };
-    TimeModel::Kind kind_of(Product product, bool in_fp8) const {
-        using Kind = TimeModel::Kind;
+    Kind kind_of(Product product, bool in_fp8) const {
         const bool forward = product == Product::forward;
         if (!in_fp8) return Kind::bf16;
         if (config_.fp8_scaling() == Fp8Scaling::block)
@@ -418,7 +435,7 @@ private:
     const double L_, C_, N_;                 // N: tokens of a micro-step on this rank
     const Kernels kernels_;
     double fp8_share_;                     // share of the blocks' linear layers that are in FP8
-    double gelu_forward_, gelu_backward_;  // share of them whose product with GELU is one kernel
+    Shares gelu_forward_, gelu_backward_;  // of the blocks whose product with GELU is one kernel
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
-// FP8 matmuls with GELU, or its gradient, in their epilogues; see matmul_gelu.h.
+// Matmuls with GELU, or its gradient, in their epilogues; see matmul_gelu.h.
 //
 // A block takes tiles of 128 x 256 by tickets (tickets.cuh), one after the other. Two warpgroups multiply: each sums 64
 // rows of a tile, rounds the result to BF16, and leaves it in two slots of shared memory, 128 columns in each. The
-// third warpgroup finishes: it takes the slots from there, and computes and writes codes while the next tile is
+// third warpgroup finishes: it takes the slots from there, and computes and writes the output while the next tile is
 // multiplied. One thread of the first warpgroup loads operands by TMA into a ring of stages.
 //
 // Forward, a slot has h, which TMA also stores. Backward, a slot has the gradient of GELU(h), and TMA loads h.
@@ -27,7 +27,7 @@ namespace llmc {
 namespace hopper {
 
 constexpr int kRows = 128, kColumns = 256;  // a tile of h
-constexpr int kDepth = 128;                 // codes of a row in a stage
+constexpr int kStageBytes = kTileRowBytes;  // of a row in a stage: 128 codes, or 64 values
 constexpr int kStages = 3;
 constexpr int kMultipliers = 2, kGroupRows = 64;  // warpgroups that multiply, and the rows of a tile that each computes
 constexpr int kSlots = 2, kSlotColumns = 128;     // a multiplier's slots
@@ -83,10 +83,10 @@ struct NextStage {
 // A block's shared memory, all 227 KB that it may have. A slot has 64 rows in two panels of 64 columns, as TMA sees
 // them.
 struct alignas(kTileAlignment) GeluShared {
-    alignas(kTileAlignment) uint8_t a[kStages][kRows * kDepth];
-    alignas(kTileAlignment) uint8_t b[kStages][kColumns * kDepth];
+    alignas(kTileAlignment) uint8_t a[kStages][kRows * kStageBytes];
+    alignas(kTileAlignment) uint8_t b[kStages][kColumns * kStageBytes];
     alignas(kTileAlignment) uint8_t slots[kMultipliers][kSlots][2 * kPanelBytes];
-    alignas(kTileAlignment) uint8_t other[2 * kPanelBytes];  // forward: a slot's codes; backward: h of a slot
+    alignas(kTileAlignment) uint8_t other[2 * kPanelBytes];  // forward: a slot's codes, if any; backward: its h
     union {
         alignas(16) bf16 bias[kMultipliers][2][kColumns];  // forward: that of this tile and of the next
         alignas(16) float column_sums[4][kSlotColumns];    // backward: those of each warp
@@ -96,17 +96,25 @@ struct alignas(kTileAlignment) GeluShared {
     NextStage next_stage;
 };
 
-// The arguments of an epilogue. `bias` (F) is read forward, and `parts` (N / 128, F) are written backward.
-template <class F8>
+// The arguments of an epilogue whose output is T: codes, or BF16 in rows, without scales and state. `bias` (F) is read
+// forward, and `parts` (N / 128, F) are written backward.
+template <class T>
 struct GeluOutput {
     const float *a_scale_inv, *b_scale_inv;
-    F8 *row, *transposed;
+    T *row, *transposed;
     const bf16* bias;
     float* parts;
     Fp8State* state;
     int N, F;
     QuantizePass pass;
 };
+template <class T>
+constexpr bool kIsCode = !std::is_same_v<T, bf16>;
+// The type of the weight. Codes of weights are E4M3. dgrad sums over the rows of a BF16 weight; codes are transposed.
+template <class T>
+using WeightOf = std::conditional_t<kIsCode<T>, e4m3, bf16>;
+template <class T, bool kBackward>
+constexpr bool kSumsOverRows = kBackward && !kIsCode<T>;
 
 // Named barriers. For a multiplier's slot, `filled` follows its last write, and `freed` the last read.
 LLMC_DEVICE int filled(int multiplier, int slot) { return 1 + 4 * multiplier + 2 * slot; }
@@ -117,10 +125,13 @@ constexpr int kCodesWritten = 1 + 4 * kMultipliers, kBothGroups = 2 * kGroupThre
 
 using StagePosition = RingPosition<kStages>;
 
+constexpr int kBPanelBytes = kTileColumns * kTileRowBytes;  // 64 rows and columns of b, if sums are over its rows
+
 // Loads the operands of the block's tiles, stage after stage. One thread calls its functions.
 struct StageLoader {
     const CUtensorMap &a, &b;
     const int depths;
+    const bool sums_over_rows;  // of b: the tile is 64 rows and 256 columns, in four panels
 
     // Loads the first stages, all but one.
     LLMC_DEVICE void start(GeluShared& shared) const {
@@ -136,10 +147,14 @@ struct StageLoader {
         const int stage = next.at.stage;
         wait(shared.empty[stage], next.at.parity ^ 1);
         Barrier& full = shared.full[stage];
-        arrive_and_expect(full, (kRows + kColumns) * kDepth);
+        arrive_and_expect(full, (kRows + kColumns) * kStageBytes);
         // For TMA two codes are one BF16 number.
-        load_tile(shared.a[stage], a, full, next.depth * kTileColumns, next.place.row, 0);
-        load_tile(shared.b[stage], b, full, next.depth * kTileColumns, next.place.column, 0);
+        const int first = next.depth * kTileColumns;
+        load_tile(shared.a[stage], a, full, first, next.place.row, 0);
+        if (!sums_over_rows) load_tile(shared.b[stage], b, full, first, next.place.column, 0);
+        for (int panel = 0; sums_over_rows && panel < kColumns / kTileColumns; panel++)
+            load_tile(shared.b[stage] + panel * kBPanelBytes, b, full, next.place.column + panel * kTileColumns, first,
+                      0);
         next.at.advance();
         if (++next.depth == depths) {
             next.depth = 0;
@@ -164,7 +179,10 @@ struct Multiplier {
     LLMC_DEVICE uint64_t a() const {
         return tile_descriptor(shared.a[at.stage]) + group * (kGroupRows / 16 * kSixteenRows);
     }
-    LLMC_DEVICE uint64_t b() const { return tile_descriptor(shared.b[at.stage]); }
+    LLMC_DEVICE uint64_t b() const {
+        return loader.sums_over_rows ? panels_descriptor(shared.b[at.stage], kBPanelBytes)
+                                     : tile_descriptor(shared.b[at.stage]);
+    }
     LLMC_DEVICE void wait_for_stage() const { wait(shared.full[at.stage], at.parity); }
     // The warpgroup has read the stage.
     LLMC_DEVICE void release(int stage) const {
@@ -180,7 +198,7 @@ constexpr int kHalfTile = kSlotColumns / 16 * kSixteenRows;  // 128 rows further
 
 // Sums the group's 64 rows of a tile as the tensor cores accumulate them. While a stage's products run, the next
 // stage's are issued.
-template <class F8>
+template <class T, bool kBackward>
 LLMC_DEVICE void sum_fast(float (&sums)[2][64], Multiplier& own) {
     float(&all)[128] = reinterpret_cast<float(&)[128]>(sums);
     int last = 0;
@@ -190,8 +208,15 @@ LLMC_DEVICE void sum_fast(float (&sums)[2][64], Multiplier& own) {
         const uint64_t a = own.a(), b = own.b();
         fence_accumulators(all);
         begin_products();
-        for (int k = 0; k < 4; k++)
-            multiply_codes<F8>(all, a + k * kSixteenColumns, b + k * kSixteenColumns, depth > 0 || k > 0);
+        for (int k = 0; k < 4; k++) {
+            const bool accumulate = depth > 0 || k > 0;
+            if constexpr (kIsCode<T>)
+                multiply_codes<T>(all, a + k * kSixteenColumns, b + k * kSixteenColumns, accumulate);
+            else if constexpr (kBackward)
+                multiply_columns(all, a + k * kSixteenColumns, b + k * kSixteenRows, accumulate);
+            else
+                multiply_rows(all, a + k * kSixteenColumns, b + k * kSixteenColumns, accumulate);
+        }
         commit_products();
         wait_for_products<1>();
         if (depth > 0) own.release(last);
@@ -257,8 +282,8 @@ LLMC_DEVICE void fill_slot(uint8_t* slot, const float (&sums)[64], float factor,
     }
 }
 
-template <class F8, bool kBackward>
-LLMC_DEVICE void multiply_tiles(Multiplier own, const GeluOutput<F8>& to) {
+template <class T, bool kBackward>
+LLMC_DEVICE void multiply_tiles(Multiplier own, const GeluOutput<T>& to) {
     if (own.group == 0 && own.thread() == 0) own.loader.start(own.shared);
     LLMC_NO_UNROLL
     for (int tile = 0;; tile++) {
@@ -266,16 +291,18 @@ LLMC_DEVICE void multiply_tiles(Multiplier own, const GeluOutput<F8>& to) {
         if (place.none()) return;
         float sums[2][64];
         bf16* bias = nullptr;
-        if constexpr (kBackward) {
-            sum_split<F8>(sums, own);
+        if constexpr (kBackward && kIsCode<T>) {
+            sum_split<T>(sums, own);
+        } else if constexpr (kBackward) {
+            sum_fast<T, true>(sums, own);
         } else {
             // Loaded before the main loop, which hides its latency.
             const uint32_t own_bias = load_word(to.bias + place.column + 2 * own.thread());
-            sum_fast<F8>(sums, own);
+            sum_fast<T, false>(sums, own);
             bias = own.shared.bias[own.group][tile % 2];  // threads that are behind still read the last tile's
             store_word(bias + 2 * own.thread(), own_bias);
         }
-        const float factor = *to.a_scale_inv * *to.b_scale_inv;
+        const float factor = kIsCode<T> ? *to.a_scale_inv * *to.b_scale_inv : 1.0f;
         LLMC_UNROLL
         for (int slot = 0; slot < kSlots; slot++) {
             named_barrier(freed(own.group, slot), kBothGroups);
@@ -325,18 +352,18 @@ struct SlotThread {
     }
 };
 
-// Computes and casts a thread's values: GELU of a slot, or the slot times GELU's derivative of h, whose columns are
-// then added to `sums`. Writes codes to shared memory, and rows of them to memory if `row` is not nullptr.
-template <class F8, bool kBackward, bool kCounts>
-LLMC_DEVICE void cast_slot(uint8_t* codes, QuantizeTally& tally, float (&sums)[8], F8* row, int F, const uint8_t* slot,
-                           const uint8_t* h, float scale, const SlotThread& own) {
-    constexpr int kTogether = !kBackward ? kThreadRows : kCounts ? 1 : 2;  // rows
+// Computes a thread's values: GELU of a slot, or the slot times GELU's derivative of h, whose columns are then added to
+// `sums`. Writes rows of them to memory, if `row` is not nullptr, and codes also to shared memory.
+template <class T, bool kBackward, bool kCounts>
+LLMC_DEVICE void finish_slot(uint8_t* codes, QuantizeTally& tally, float (&sums)[8], T* row, int F, const uint8_t* slot,
+                             const uint8_t* h, float scale, const SlotThread& own) {
+    constexpr int kTogether = !kBackward ? kThreadRows : kCounts ? 1 : kIsCode<T> ? 2 : 4;  // rows
     LLMC_UNROLL
     for (int first = 0; first < kThreadRows; first += kTogether) {
         float x[kTogether][8];
         LLMC_UNROLL
         for (int i = 0; i < kTogether; i++) load8(own.values(slot, first + i), x[i]);
-        if constexpr (kBackward) __syncwarp();  // codes take the place of rows that the warp has read
+        if constexpr (kBackward && kIsCode<T>) __syncwarp();  // codes take the place of rows that the warp has read
         LLMC_UNROLL
         for (int i = 0; i < kTogether; i++) {
             if constexpr (kBackward) {
@@ -349,14 +376,19 @@ LLMC_DEVICE void cast_slot(uint8_t* codes, QuantizeTally& tally, float (&sums)[8
             } else {
                 for (int n = 0; n < 8; n++) x[i][n] = Gelu::value(x[i][n]);
             }
-            uint32_t words[2];
-            quantize_8<F8>(words, tally, x[i], scale, QuantizePass::replay);
-            const uint2 both = make_uint2(words[0], words[1]);
             const unsigned at = own.row(first + i);
-            *reinterpret_cast<uint2*>(codes + code_offset(at, own.piece / 2) + own.piece % 2 * 8) = both;
-            if (row) *reinterpret_cast<uint2*>(row + static_cast<size_t>(at) * F + 8 * own.piece) = both;
+            const auto to = [&] { return row + static_cast<size_t>(at) * F + 8 * own.piece; };
+            if constexpr (kIsCode<T>) {
+                uint32_t words[2];
+                quantize_8<T>(words, tally, x[i], scale, QuantizePass::replay);
+                const uint2 both = make_uint2(words[0], words[1]);
+                *reinterpret_cast<uint2*>(codes + code_offset(at, own.piece / 2) + own.piece % 2 * 8) = both;
+                if (row) *reinterpret_cast<uint2*>(to()) = both;
+            } else {
+                store8(to(), x[i]);
+            }
         }
-        note_rows<F8, kCounts>(tally, x, scale);
+        if constexpr (kIsCode<T>) note_rows<T, kCounts>(tally, x, scale);
     }
 }
 
@@ -409,20 +441,20 @@ constexpr int kSlotsOfTile = kMultipliers * kSlots;
 
 // The finisher also takes the block's tickets. Multipliers begin a tile when its predecessor is finished, and load it
 // up to two stages earlier, so tile n + 2 is taken while tile n is finished, and n + 3 if a tile is a single stage.
-template <class F8, bool kBackward, bool kCounts>
-LLMC_DEVICE void finish_tiles(unsigned thread, GeluShared& shared, const GeluOutput<F8>& to, const CUtensorMap& h,
+template <class T, bool kBackward, bool kCounts>
+LLMC_DEVICE void finish_tiles(unsigned thread, GeluShared& shared, const GeluOutput<T>& to, const CUtensorMap& h,
                               const Tickets& tickets, int depths) {
     constexpr int kMostTiles = (1 << 24) / (kRows * kColumns / 4) - 1;  // that a warp may count (commit_tally())
     const SlotThread own(thread);
     const bool copies = thread == 0, takes_tickets = thread == kGroupThreads - 1;
-    const float scale = to.state->scale;
+    const float scale = kIsCode<T> ? to.state->scale : 1.0f;
     const int ahead = depths > 1 ? 2 : 3;
     const auto take = [&](int n) { return n > 0 && shared.tiles.again(n - 1).none() ? tickets.items : tickets.take(); };
     if (takes_tickets)
         for (int n = 0; n < ahead; n++) shared.tiles.put(n, place_of(take(n), to.N, to.F));
     const Place first = shared.tiles.get(0);
     if (first.none()) return;
-    if (counts_losses(to.pass) && thread == 0 && first.row + first.column == 0)
+    if (kCounts && thread == 0 && first.row + first.column == 0)
         atomic_add(&to.state->elements, static_cast<uint64_t>(to.N) * to.F);
     QuantizeTally tally;
     float sums[8];
@@ -437,7 +469,7 @@ LLMC_DEVICE void finish_tiles(unsigned thread, GeluShared& shared, const GeluOut
         const int group = order.group;
         const auto place = [&] { return order.place(tile()); };
         uint8_t *const slot = shared.slots[group][order.slot], *const codes = kBackward ? slot : shared.other;
-        F8* const row = to.row ? to.row + static_cast<size_t>(place().row) * to.F + place().column : nullptr;
+        T* const row = to.row ? to.row + static_cast<size_t>(place().row) * to.F + place().column : nullptr;
         const auto is_last = [&] { return shared.tiles.again(n + 1).none(); };
         const auto free_slot = [&] {
             if (!is_last()) arrive_at_barrier(freed(group, order.slot), kBothGroups);
@@ -447,7 +479,7 @@ LLMC_DEVICE void finish_tiles(unsigned thread, GeluShared& shared, const GeluOut
             if (group == 0)
                 for (float& sum : sums) sum = 0.0f;
             wait(shared.h_full, turn % 2);
-            cast_slot<F8, true, kCounts>(codes, tally, sums, row, to.F, slot, shared.other, scale, own);
+            finish_slot<T, true, kCounts>(codes, tally, sums, row, to.F, slot, shared.other, scale, own);
             if (group == 1) put_column_sums(shared.column_sums[thread / 32], sums, thread % 32);
             fence_async_proxy();
         } else {
@@ -456,7 +488,7 @@ LLMC_DEVICE void finish_tiles(unsigned thread, GeluShared& shared, const GeluOut
                     store_tile(slot + panel * kPanelBytes, h, place().column + panel * kTileColumns, place().row, 0);
                 commit_stores();
             }
-            cast_slot<F8, false, kCounts>(codes, tally, sums, row, to.F, slot, nullptr, scale, own);
+            finish_slot<T, false, kCounts>(codes, tally, sums, row, to.F, slot, nullptr, scale, own);
             if (copies) wait_until_stores_have_read();
             free_slot();
         }
@@ -468,7 +500,7 @@ LLMC_DEVICE void finish_tiles(unsigned thread, GeluShared& shared, const GeluOut
             else if (!is_last())
                 fetch_h(shared, h, shared.tiles.again(n + 1));
         }
-        if (to.transposed)
+        if (kIsCode<T> && to.transposed)
             write_columns(to.transposed + static_cast<size_t>(place().column) * to.N + place().row, to.N, codes,
                           thread);
         if constexpr (kBackward) {
@@ -480,7 +512,7 @@ LLMC_DEVICE void finish_tiles(unsigned thread, GeluShared& shared, const GeluOut
             }
         }
         if (i == 0 && takes_tickets) shared.tiles.put(n + ahead, place_of(ticket, to.N, to.F));
-        if (i == kSlotsOfTile - 1 && (is_last() || n % kMostTiles == kMostTiles - 1)) {
+        if (kIsCode<T> && i == kSlotsOfTile - 1 && (is_last() || n % kMostTiles == kMostTiles - 1)) {
             commit_tally(to.state, tally, 0, to.pass);
             tally = {};
         }
@@ -489,10 +521,11 @@ LLMC_DEVICE void finish_tiles(unsigned thread, GeluShared& shared, const GeluOut
 
 // ---- kernel --------------------------------------------------------------------------------------------------------
 
-// Grid: tickets.workers. a (N, K) and b (F, K) are codes. `h` is written forward, and read backward.
-template <class F8, bool kBackward, bool kCounts>
+// Grid: tickets.workers. a is (N, K). b is (F, K), or (K, F) if sums are over its rows. `h` is written forward, and
+// read backward.
+template <class T, bool kBackward, bool kCounts>
 static __global__ void __launch_bounds__(kThreads, 1)
-    hopper_matmul_gelu_kernel(const GeluOutput<F8> to, const __grid_constant__ CUtensorMap a,
+    hopper_matmul_gelu_kernel(const GeluOutput<T> to, const __grid_constant__ CUtensorMap a,
                               const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap h,
                               const Tickets tickets, int K) {
 #if LLMC_HOPPER
@@ -510,42 +543,46 @@ static __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     const int group = same_in_warp(static_cast<int>(threadIdx.x) / kGroupThreads);
     const unsigned thread = threadIdx.x % kGroupThreads;
-    const int depths = div_up(K, kDepth);
+    constexpr bool kSplits = kBackward && kIsCode<T>;  // sums
+    const int depths = div_up(K * static_cast<int>(sizeof(T)), kStageBytes);
     if (group < kMultipliers) {
-        if constexpr (kBackward) take_registers<kMultiplierRegisters>();
-        multiply_tiles<F8, kBackward>({shared, {a, b, depths}, group, {}}, to);
+        if constexpr (kSplits) take_registers<kMultiplierRegisters>();
+        multiply_tiles<T, kBackward>({shared, {a, b, depths, kSumsOverRows<T, kBackward>}, group, {}}, to);
     } else {
-        if constexpr (kBackward) give_registers<kFinisherRegisters>();
-        finish_tiles<F8, kBackward, kCounts>(thread, shared, to, h, tickets, depths);
+        if constexpr (kSplits) give_registers<kFinisherRegisters>();
+        finish_tiles<T, kBackward, kCounts>(thread, shared, to, h, tickets, depths);
     }
 #endif
 }
 
 // Launches it on one block per multiprocessor.
-template <class F8, bool kBackward>
-static void launch_product(const GeluOutput<F8>& to, const bf16* h, const F8* a, const e4m3* b, int K,
+template <class T, bool kBackward>
+static void launch_product(const GeluOutput<T>& to, const bf16* h, const T* a, const WeightOf<T>* b, int K,
                            std::initializer_list<Access> accesses, unsigned* counter, stream_t stream) {
     static const int multiprocessors = device_info().multiprocessors;
-    const auto map = [&](const auto* codes, int rows, int tile_rows) {
-        return tensor_map(reinterpret_cast<const bf16*>(codes), 1, rows, static_cast<size_t>(K) / 2, tile_rows);
+    const auto map = [](const auto* matrix, int rows, int columns, int tile_rows) {
+        return tensor_map(reinterpret_cast<const bf16*>(matrix), 1, rows, columns * sizeof *matrix / sizeof(bf16),
+                          tile_rows);
     };
+    const auto weight = kSumsOverRows<T, kBackward> ? map(b, K, to.F, kTileColumns) : map(b, to.F, K, kColumns);
     const int tiles = tile_count(to.N, to.F), blocks = std::min(multiprocessors, tiles);
     const LaunchConfig config(dim3(static_cast<unsigned>(blocks)), dim3(kThreads), sizeof(GeluShared), stream);
     const auto run = [&]<bool kCounts>() {
-        launch<hopper_matmul_gelu_kernel<F8, kBackward, kCounts>>(
-            config, accesses, to, map(a, to.N, kRows), map(b, to.F, kColumns),
-            tensor_map(h, 1, to.N, static_cast<size_t>(to.F), kGroupRows), Tickets{counter, tiles, blocks}, K);
+        launch<hopper_matmul_gelu_kernel<T, kBackward, kCounts>>(config, accesses, to, map(a, to.N, K, kRows), weight,
+                                                                 map(h, to.N, to.F, kGroupRows),
+                                                                 Tickets{counter, tiles, blocks}, K);
     };
-    if (counts_losses(to.pass))
-        run.template operator()<true>();
-    else
-        run.template operator()<false>();
+    if constexpr (kIsCode<T>)
+        if (counts_losses(to.pass)) return run.template operator()<true>();
+    run.template operator()<false>();
 }
 
-static void check_product(const char* launcher, const Fp8State* state, int N, int K, int F, QuantizePass pass) {
+static void check_product(const char* launcher, int N, int K, int F) {
     if (!can_multiply_with_gelu(N, K, F))
         throw Error(ExitCode::failure, "{}: N={} K={} F={}; N must be a multiple of 128, F one of 256 and K one of 16",
                     launcher, N, K, F);
+}
+static void check_codes(const char* launcher, const Fp8State* state, QuantizePass pass) {
     if (state == nullptr) throw Error(ExitCode::failure, "{}: the FP8 state is missing", launcher);
     if (!writes_fp8(pass)) throw Error(ExitCode::failure, "{}: measures nothing on its own", launcher);
 }
@@ -553,7 +590,8 @@ static void check_product(const char* launcher, const Fp8State* state, int N, in
 void multiply_gelu_forward(const Quantized<e4m3>& to, bf16* h, const Codes<e4m3>& x, const Codes<e4m3>& weight,
                            const bf16* bias, int N, int K, int F, QuantizePass pass, unsigned* tickets,
                            stream_t stream) {
-    check_product("multiply_gelu_forward", to.state, N, K, F, pass);
+    check_product("multiply_gelu_forward", N, K, F);
+    check_codes("multiply_gelu_forward", to.state, pass);
     const size_t n = static_cast<size_t>(N) * F, k = static_cast<size_t>(K);
     launch_product<e4m3, false>(
         {x.scale_inv, weight.scale_inv, to.row, to.transposed, bias, nullptr, to.state, N, F, pass}, h, x.codes,
@@ -567,7 +605,8 @@ template <class F8>
 void multiply_gelu_backward(const Quantized<F8>& to, const BiasGradient& bias, const Codes<F8>& dout,
                             const Codes<e4m3>& weight, const bf16* h, int N, int K, int F, QuantizePass pass,
                             unsigned* tickets, stream_t stream) {
-    check_product("multiply_gelu_backward", to.state, N, K, F, pass);
+    check_product("multiply_gelu_backward", N, K, F);
+    check_codes("multiply_gelu_backward", to.state, pass);
     const size_t n = static_cast<size_t>(N) * F, k = static_cast<size_t>(K);
     const int parts = N / kRows;
     launch_product<F8, true>(
@@ -577,6 +616,28 @@ void multiply_gelu_backward(const Quantized<F8>& to, const BiasGradient& bias, c
          state_access(to.state, pass), in(h, n), in(dout.codes, N * k), in(weight.codes, F * k),
          tickets_access(tickets)},
         tickets, stream);
+    reduce_column_parts(bias.dbias, nullptr, bias.scratch, parts, F, F, bias.accumulate, stream);
+}
+
+void multiply_gelu_forward(bf16* out, bf16* h, const bf16* x, const bf16* weight, const bf16* bias, int N, int K, int F,
+                           unsigned* tickets, stream_t stream) {
+    check_product("multiply_gelu_forward", N, K, F);
+    const size_t n = static_cast<size_t>(N) * F, k = static_cast<size_t>(K);
+    launch_product<bf16, false>({.row = out, .bias = bias, .N = N, .F = F}, h, x, weight, K,
+                                {llmc::out(h, n), llmc::out(out, n), in(x, N * k), in(weight, F * k),
+                                 in(bias, static_cast<size_t>(F)), tickets_access(tickets)},
+                                tickets, stream);
+}
+
+void multiply_gelu_backward(bf16* dh, const BiasGradient& bias, const bf16* dout, const bf16* weight, const bf16* h,
+                            int N, int K, int F, unsigned* tickets, stream_t stream) {
+    check_product("multiply_gelu_backward", N, K, F);
+    const size_t n = static_cast<size_t>(N) * F, k = static_cast<size_t>(K);
+    const int parts = N / kRows;
+    launch_product<bf16, true>({.row = dh, .parts = bias.scratch, .N = N, .F = F}, h, dout, weight, K,
+                               {out(dh, n), out(bias.scratch, static_cast<size_t>(parts) * F), in(h, n),
+                                in(dout, N * k), in(weight, F * k), tickets_access(tickets)},
+                               tickets, stream);
     reduce_column_parts(bias.dbias, nullptr, bias.scratch, parts, F, F, bias.accumulate, stream);
 }
 
@@ -597,6 +658,13 @@ void multiply_gelu_forward(const Quantized<e4m3>&, bf16*, const Codes<e4m3>&, co
 template <class F8>
 void multiply_gelu_backward(const Quantized<F8>&, const BiasGradient&, const Codes<F8>&, const Codes<e4m3>&,
                             const bf16*, int, int, int, QuantizePass, unsigned*, stream_t) {
+    refuse_product();
+}
+void multiply_gelu_forward(bf16*, bf16*, const bf16*, const bf16*, const bf16*, int, int, int, unsigned*, stream_t) {
+    refuse_product();
+}
+void multiply_gelu_backward(bf16*, const BiasGradient&, const bf16*, const bf16*, const bf16*, int, int, int, unsigned*,
+                            stream_t) {
     refuse_product();
 }
 

@@ -1,4 +1,4 @@
-// Two FP8 products of GPT-2's MLP with what follows them in their epilogues, for Hopper (compute capability 9.0):
+// Two products of GPT-2's MLP with what follows them in their epilogues, for Hopper (compute capability 9.0):
 //
 //   forward    h = x w^T + bias     (N, F) bf16        out = F8(gelu(h)), row (N, F) and transposed (F, N)
 //   backward   d = dout w           (N, F), rounded to bf16 on the way
@@ -6,12 +6,13 @@
 //
 // They replace a product of cuBLASLt followed by activation_forward_fp8() or activation_backward_fp8(), and save its
 // second reading of h, and d altogether: forward writes 4 bytes per element of h instead of writing 4 and reading 2;
-// backward reads 2 and writes 2 instead of writing 4 and reading 4.
+// backward reads 2 and writes 2 instead of writing 4 and reading 4. In BF16 the outputs are rows of bf16, as those of
+// activation_forward() and activation_backward(), and the bytes are the same.
 //
 // Whole numbers, whose sums are exact, give every byte of the separate kernels, except dbias, whose terms are added in
 // another order. Sums of tensor cores are in FP32: fast ones in forward, which are not promoted, and those of 128 terms
-// added up in FP32 in backward, as with --fp8-fast-accum forward. Deterministic, and independent of the card's number
-// of multiprocessors.
+// added up in FP32 in backward, as with --fp8-fast-accum forward; in BF16 those of the tensor cores. Deterministic, and
+// independent of the card's number of multiprocessors.
 //
 // Written for this project. dev/notes/hopper_matmul_gelu.md explains the design and its cost.
 #pragma once
@@ -43,5 +44,12 @@ template <class F8>
 void multiply_gelu_backward(const Quantized<F8>& dh, const BiasGradient& bias, const Codes<F8>& dout,
                             const Codes<e4m3>& weight, const bf16* h, int N, int K, int F, QuantizePass pass,
                             unsigned* tickets, stream_t stream);
+
+// The same in BF16. `out` (N, F) must not be h, and dh (N, F) may not overlap dout. The weight is (F, K) forward and
+// (K, F) backward.
+void multiply_gelu_forward(bf16* out, bf16* h, const bf16* x, const bf16* weight, const bf16* bias, int N, int K, int F,
+                           unsigned* tickets, stream_t stream);
+void multiply_gelu_backward(bf16* dh, const BiasGradient& bias, const bf16* dout, const bf16* weight, const bf16* h,
+                            int N, int K, int F, unsigned* tickets, stream_t stream);
 
 }  // namespace llmc::hopper

@@ -193,17 +193,19 @@ struct ProductShape {
     std::string text() const { return fmt::format(" N={} K={} F={}{}", N, K, F, bad ? " with NaN and infinity" : ""); }
 };
 
-// Operands of a (N, F) = first (N, K) second (F, K)^T, with scales, and their exact product.
-template <class F8>
+// Operands of a (N, F) = first (N, K) second (F, K)^T, in FP8 with scales, and their exact product.
+template <class T>
 struct ProductOperands {
-    std::vector<F8> first;
-    std::vector<e4m3> second;
-    float first_scale_inv = 0.25f, second_scale_inv = 0.125f;
+    static constexpr bool kIsCode = sizeof(T) == 1;
+    std::vector<T> first;
+    std::vector<std::conditional_t<kIsCode, e4m3, bf16>> second;
+    float first_scale_inv = kIsCode ? 0.25f : 1.0f, second_scale_inv = kIsCode ? 0.125f : 1.0f;
     std::vector<double> product;
 
     ProductOperands(Trial& t, const ProductShape& s)
-        : first(numbers<F8>(t, size_t{1} * s.N * s.K, 2)), second(numbers<e4m3>(t, size_t{1} * s.F * s.K, 1)) {
-        if (s.bad) first[5 * static_cast<size_t>(s.K) + 7] = F8{0x7f};  // NaN
+        : first(numbers<T>(t, size_t{1} * s.N * s.K, 2)),
+          second(numbers<typename decltype(second)::value_type>(t, size_t{1} * s.F * s.K, 1)) {
+        if (s.bad) first[5 * static_cast<size_t>(s.K) + 7] = to<T>(NAN);
         const size_t N = s.N, K = s.K, F = s.F;
         std::vector<double> turned(K * F);
         for (size_t f = 0; f < F; f++)
@@ -216,22 +218,37 @@ struct ProductOperands {
             }
     }
     // Whole numbers up to `largest`.
-    template <class T>
-    static std::vector<T> numbers(Trial& t, size_t count, float largest) {
-        std::vector<T> codes;
+    template <class Number>
+    static std::vector<Number> numbers(Trial& t, size_t count, float largest) {
+        std::vector<Number> numbers;
         for (const float x : t.random<float>(count, largest))
-            codes.push_back(to<T>(std::clamp(std::round(x), -largest, largest)));
-        return codes;
+            numbers.push_back(to<Number>(std::clamp(std::round(x), -largest, largest)));
+        return numbers;
+    }
+
+    // The product plus the bias (F), rounded to BF16.
+    Bounded h(const std::vector<bf16>& bias) const {
+        std::vector<double> sums(product);
+        for (size_t i = 0; i < sums.size(); i++) sums[i] += to_float(bias[i % bias.size()]);
+        return Bounded(sums, reference::rounding_error<bf16>(), 0.0);
+    }
+    std::vector<bf16> rounded_product() const {
+        std::vector<bf16> rounded;
+        for (const double value : product) rounded.push_back(to<bf16>(static_cast<float>(value)));
+        return rounded;
     }
 };
 
-void product_forward(Trial& t, const ProductShape& s) {
-    const ProductOperands<e4m3> operands(t, s);
+std::vector<bf16> bias_of(Trial& t, const ProductShape& s) {
     auto bias = ProductOperands<bf16>::numbers<bf16>(t, s.F, 2);
     if (s.bad) bias[9] = to<bf16>(INFINITY);
-    std::vector<double> h(operands.product);
-    for (size_t i = 0; i < h.size(); i++) h[i] += to_float(bias[i % bias.size()]);
-    const Bounded expected(h, reference::rounding_error<bf16>(), 0.0);
+    return bias;
+}
+
+void product_forward(Trial& t, const ProductShape& s) {
+    const ProductOperands<e4m3> operands(t, s);
+    const auto bias = bias_of(t, s);
+    const Bounded expected = operands.h(bias);
     each_pass<e4m3>(t, kWritingPasses, s.N, s.F, 100.0f, [&](Trial& trial, const auto& to, QuantizePass pass) {
         const auto x = trial.input(operands.first), weight = trial.input(operands.second);
         const auto own_bias = trial.input(bias);
@@ -252,8 +269,7 @@ void product_forward(Trial& t, const ProductShape& s) {
 template <class F8>
 void product_backward(Trial& t, const ProductShape& s) {
     const ProductOperands<F8> operands(t, s);
-    std::vector<bf16> dout;
-    for (const double value : operands.product) dout.push_back(to<bf16>(static_cast<float>(value)));
+    const auto dout = operands.rounded_product();
     const Shape outputs{s.N, s.F, Activation::gelu, s.bad};
     const auto h = inputs_of<bf16>(t, outputs);
     const Bounded gradient = exact_values(outputs, h, dout).dinp;
@@ -280,6 +296,49 @@ void product_backward(Trial& t, const ProductShape& s) {
     });
 }
 
+void product_forward_bf16(Trial& t, const ProductShape& s) {
+    const ProductOperands<bf16> operands(t, s);
+    const auto x = t.input(operands.first), weight = t.input(operands.second), bias = t.input(bias_of(t, s));
+    bf16 *const h = t.result<bf16>("h", matrix(s.N, s.F)), *const out = t.result<bf16>("out", matrix(s.N, s.F)),
+                *const plain = t.result<bf16>("out of the separate kernel", matrix(s.N, s.F));
+    t.run_twice([&] {
+        hopper::multiply_gelu_forward(out, h, x, weight, bias, s.N, s.K, s.F, t.tickets(), t.stream());
+        activation_forward<bf16>(Activation::gelu, plain, h, s.N, s.F, t.stream());
+    });
+    t.within(h, operands.h(bias.values));
+    t.equal(out, t.read(plain));
+}
+
+void product_backward_bf16(Trial& t, const ProductShape& s) {
+    const ProductOperands<bf16> operands(t, s);
+    const Shape outputs{s.N, s.F, Activation::gelu, s.bad};
+    const size_t K = s.K, F = s.F;
+    std::vector<bf16> turned(K * F);
+    for (size_t f = 0; f < F; f++)
+        for (size_t k = 0; k < K; k++) turned[k * F + f] = operands.second[f * K + k];
+    const auto own_dout = t.input(operands.first), weight = t.input(turned), h = t.input(inputs_of<bf16>(t, outputs)),
+               rounded = t.input(operands.rounded_product());
+    const Bounded gradient = exact_values(outputs, h.values, rounded.values).dinp;
+    for (const bool accumulate : {false, true})
+        t.nested([&](Trial& trial) {
+            const auto before = trial.random<float>(F, 10.0f);
+            bf16 *const dh = trial.result<bf16>("dh", matrix(s.N, F)), *const plain = trial.result<bf16>(
+                                                                           "dh of the separate kernel", matrix(s.N, F));
+            float* const dbias = trial.result("dbias", F, before);
+            float *const scratch =
+                             trial.scratch<float>(std::max(activation_scratch(s.N, s.F), quantize_scratch(s.N, s.F))),
+                         *const plain_dbias = trial.result<float>("dbias of the separate kernel", F);
+            trial.run_twice([&] {
+                hopper::multiply_gelu_backward(dh, {dbias, scratch, accumulate}, own_dout, weight, h, s.N, s.K, s.F,
+                                               trial.tickets(), t.stream());
+                activation_backward<bf16>(Activation::gelu, plain, {plain_dbias, scratch}, rounded, h, s.N, s.F,
+                                          t.stream());
+            });
+            trial.equal(dh, trial.read(plain));
+            trial.within(dbias, bias_gradient(outputs, gradient, accumulate ? before : std::vector<float>()));
+        });
+}
+
 // ---- items ---------------------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -293,6 +352,10 @@ void add_backward_fp8(Items& items, const Shape& s) {
     add_kernel<F8>(items, s.name() + "_backward_fp8", backward_fp8<F8>, s);
 }
 
+void add_products_bf16(Items& items, const ProductShape& s) {
+    add_kernel<bf16>(items, "multiply_gelu_forward", product_forward_bf16, s);
+    add_kernel<bf16>(items, "multiply_gelu_backward", product_backward_bf16, s);
+}
 void add_product_forward(Items& items, const ProductShape& s) {
     add_kernel(items, "multiply_gelu_forward", product_forward, s);
 }
@@ -307,14 +370,16 @@ void add_activations(Items& items, const KernelUse& use) {
     const Shape s{149, use.hidden, use.activation}, whole_tiles{144, use.hidden, use.activation};
     const ProductShape product{128, use.channels, use.hidden};
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_plain<Real>(items, s); });
+    const bool products = use.hopper && use.activation == Activation::gelu &&
+                          hopper::can_multiply_with_gelu(product.N, product.K, product.F);
+    if (products && use.bf16) add_products_bf16(items, product);
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
     add_forward_fp8(items, whole_tiles);
-    const bool products = use.hopper && use.activation == Activation::gelu && !use.current_scaling &&
-                          hopper::can_multiply_with_gelu(product.N, product.K, product.F);
-    if (products) add_product_forward(items, product);
+    const bool in_fp8 = products && !use.current_scaling;
+    if (in_fp8) add_product_forward(items, product);
     with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) {
         add_backward_fp8<F8>(items, whole_tiles);
-        if (products) add_product_backward<F8>(items, product);
+        if (in_fp8) add_product_backward<F8>(items, product);
     });
 }
 
@@ -343,6 +408,7 @@ void add_product_with_gelu_tests(Items& items) {
     // One stage of each depth, and rings that turn. On the virtual GPU the first block takes most of the tiles.
     for (const ProductShape& s :
          {ProductShape{256, 16, 768}, {384, 656, 256}, {128, 400, 768}, {128, 208, 256, true}}) {
+        add_products_bf16(items, s);
         add_product_forward(items, s);
         each_type<e4m3, e5m2>([&]<class F8>(F8) { add_product_backward<F8>(items, s); });
     }
