@@ -304,9 +304,8 @@ const std::vector<ResumeRule> kResumeRules = {
      "val-precision loss-scale max-skips skip-spikes reduce reduce-order tokenizer_hash validation"},
     {OnChange::new_data, "seq seed doc-mask end_token fingerprint", ", which is other data; --new-data accepts it"},
     {OnChange::refused, "layers heads channels vocab context",
-     "; its weights fit that shape alone: leave the flag out (with --train, add --config DIR/run.json for the flags of "
-     "the "
-     "run), or start a new run in another --out"},
+     "; its weights fit that shape alone: leave the flag out (with --train, add --config DIR/run.json for the run's "
+     "flags), or start a new run in another --out"},
     {OnChange::refused, "total-batch batch-schedule seq-schedule optimizer",
      "; a new run can start from its weights with --init-from"},
 };
