@@ -55,8 +55,8 @@ TEST_CASE("data.prepare answers prompts") {
     CHECK(encoder.hash().empty());
     CHECK(encoder.encode("abc") == std::vector<int>{1, 5});
     CHECK(encoder.hash() == "sha256:f");
-    CHECK(encoder.encode("a\n\"b\"") == std::vector<int>{1, 10});   // on one line
-    CHECK(encoder.encode("\xff") == std::vector<int>{1, 5});        // JSON has no invalid UTF-8
+    CHECK(encoder.encode("a\n\"b\"") == std::vector<int>{1, 10});  // on one line
+    check_error(ExitCode::bad_flags, {"not valid UTF-8"}, [&] { encoder.encode("\xff"); });
     CHECK(read_file(log) == "encode --tokenizer " + table + "\n");  // one process
     check_error(ExitCode::bad_data, {"--prompt", "[3000000000]"}, [&] { encoder.encode("big"); });
     check_error(ExitCode::bad_data, {"--prompt", "failed with exit code 3"}, [&] { encoder.encode("bye"); });
