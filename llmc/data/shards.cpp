@@ -326,7 +326,6 @@ void ShardSet::add_to(std::vector<const TokenFile*>& files) const {
     for (const Shard& shard : shards_) files.push_back(&shard);
 }
 
-// A copy has as many tokens, and the same ones in the middle.
 std::pair<int64_t, uint64_t> ShardSet::content_of(const Shard& shard) const {
     const int64_t count = std::min(kBlock, shard.tokens);
     return {shard.tokens, hash_tokens(shard, (shard.tokens - count) / 2, count, 0)};

@@ -132,7 +132,8 @@ private:
     void add_shard(const std::string& path, size_t pattern = 0);
     // Continues `hash` with the tokens of a shard from `first` on.
     uint64_t hash_tokens(const Shard& shard, int64_t first, int64_t count, uint64_t hash) const;
-    std::pair<int64_t, uint64_t> content_of(const Shard& shard) const;  // what copies have in common
+    // The number of tokens and a hash of those in the middle, which are equal in copies.
+    std::pair<int64_t, uint64_t> content_of(const Shard& shard) const;
     void read_tokens(const Shard& shard, int64_t first, int64_t count, uint32_t* out) const;
     void scan_vocabulary(const Shard& shard, int64_t vocab) const;
 

@@ -387,7 +387,7 @@ public:
 
 private:
     using Kind = TimeModel::Kind;
-    using Shares = std::map<Kind, double>;  // of the blocks, by the kind of a product
+    using Shares = std::map<Kind, double>;  // the share of the blocks that have a product of this kind
 
     static double sum_of(const Shares& shares) {
         double sum = 0;
@@ -435,7 +435,7 @@ private:
     const double L_, C_, N_;                 // N: tokens of a micro-step on this rank
     const Kernels kernels_;
     double fp8_share_;                     // share of the blocks' linear layers that are in FP8
-    Shares gelu_forward_, gelu_backward_;  // of the blocks whose product with GELU is one kernel
+    Shares gelu_forward_, gelu_backward_;  // only blocks in which one kernel computes the product and GELU
 };
 
 }  // namespace

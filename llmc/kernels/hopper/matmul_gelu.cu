@@ -27,7 +27,7 @@ namespace llmc {
 namespace hopper {
 
 constexpr int kRows = 128, kColumns = 256;  // a tile of h
-constexpr int kStageBytes = kTileRowBytes;  // of a row in a stage: 128 codes, or 64 values
+constexpr int kStageBytes = kTileRowBytes;  // of an operand's row that a stage holds: 128 codes or 64 BF16 values
 constexpr int kStages = 3;
 constexpr int kMultipliers = 2, kGroupRows = 64;  // warpgroups that multiply, and the rows of a tile that each computes
 constexpr int kSlots = 2, kSlotColumns = 128;     // a multiplier's slots
@@ -115,6 +115,8 @@ template <class T>
 using WeightOf = std::conditional_t<kIsCode<T>, e4m3, bf16>;
 template <class T, bool kBackward>
 constexpr bool kSumsOverRows = kBackward && !kIsCode<T>;
+template <class T, bool kBackward>
+constexpr bool kSplitsSums = (kIsCode<T> && kBackward);  // sum_split()
 
 // Named barriers. For a multiplier's slot, `filled` follows its last write, and `freed` the last read.
 LLMC_DEVICE int filled(int multiplier, int slot) { return 1 + 4 * multiplier + 2 * slot; }
@@ -131,7 +133,7 @@ constexpr int kBPanelBytes = kTileColumns * kTileRowBytes;  // 64 rows and colum
 struct StageLoader {
     const CUtensorMap &a, &b;
     const int depths;
-    const bool sums_over_rows;  // of b: the tile is 64 rows and 256 columns, in four panels
+    const bool sums_over_rows;  // b is (K, F), so a stage holds 64 rows of it: four panels of 64 columns
 
     // Loads the first stages, all but one.
     LLMC_DEVICE void start(GeluShared& shared) const {
@@ -291,7 +293,7 @@ LLMC_DEVICE void multiply_tiles(Multiplier own, const GeluOutput<T>& to) {
         if (place.none()) return;
         float sums[2][64];
         bf16* bias = nullptr;
-        if constexpr (kBackward && kIsCode<T>) {
+        if constexpr (kSplitsSums<T, kBackward>) {
             sum_split<T>(sums, own);
         } else if constexpr (kBackward) {
             sum_fast<T, true>(sums, own);
@@ -377,15 +379,15 @@ LLMC_DEVICE void finish_slot(uint8_t* codes, QuantizeTally& tally, float (&sums)
                 for (int n = 0; n < 8; n++) x[i][n] = Gelu::value(x[i][n]);
             }
             const unsigned at = own.row(first + i);
-            const auto to = [&] { return row + static_cast<size_t>(at) * F + 8 * own.piece; };
+            const size_t place = static_cast<size_t>(at) * F + 8 * own.piece;
             if constexpr (kIsCode<T>) {
                 uint32_t words[2];
                 quantize_8<T>(words, tally, x[i], scale, QuantizePass::replay);
                 const uint2 both = make_uint2(words[0], words[1]);
                 *reinterpret_cast<uint2*>(codes + code_offset(at, own.piece / 2) + own.piece % 2 * 8) = both;
-                if (row) *reinterpret_cast<uint2*>(to()) = both;
+                if (row) *reinterpret_cast<uint2*>(row + place) = both;
             } else {
-                store8(to(), x[i]);
+                store8(row + place, x[i]);
             }
         }
         if constexpr (kIsCode<T>) note_rows<T, kCounts>(tally, x, scale);
@@ -543,13 +545,12 @@ static __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     const int group = same_in_warp(static_cast<int>(threadIdx.x) / kGroupThreads);
     const unsigned thread = threadIdx.x % kGroupThreads;
-    constexpr bool kSplits = kBackward && kIsCode<T>;  // sums
     const int depths = div_up(K * static_cast<int>(sizeof(T)), kStageBytes);
     if (group < kMultipliers) {
-        if constexpr (kSplits) take_registers<kMultiplierRegisters>();
+        if constexpr (kSplitsSums<T, kBackward>) take_registers<kMultiplierRegisters>();
         multiply_tiles<T, kBackward>({shared, {a, b, depths, kSumsOverRows<T, kBackward>}, group, {}}, to);
     } else {
-        if constexpr (kSplits) give_registers<kFinisherRegisters>();
+        if constexpr (kSplitsSums<T, kBackward>) give_registers<kFinisherRegisters>();
         finish_tiles<T, kBackward, kCounts>(thread, shared, to, h, tickets, depths);
     }
 #endif
