@@ -117,12 +117,14 @@ LAUNCHERS  := $(wildcard llmc/kernels/*.cu) llmc/kernels/host/launch.cpp
 
 # Headers take four fifths of a file's time, so files that are compiled alike are compiled as one: a unit is a file in
 # build/units that includes them. All names in it must differ, those in anonymous namespaces too. nvcc has no units.
+# Sanitizers look at the core, so it also has the files of the upper folders that they look at.
+SANITIZED      := llmc/flags/command_line.cpp llmc/run/stop.cpp
 plain           = $(filter-out $(PER_DEVICE) $(OPTIMIZED),$(filter $(patsubst %,llmc/%/%,$1),$(LLMC)))
 FOR_DEVICE     := $(filter $(call marked,per-device),$(LLMC))
-unit_core      := $(call plain,base data comm checkpoint device)
+unit_core      := $(call plain,base data comm checkpoint device) $(SANITIZED)
 unit_model     := $(call plain,kernels shard fp8 linear optim model train)
-unit_settings  := $(call plain,log flags)
-unit_runs      := $(call plain,plan run commands)
+unit_settings  := $(filter-out $(SANITIZED),$(call plain,log flags))
+unit_runs      := $(filter-out $(SANITIZED),$(call plain,plan run commands))
 unit_optimized := $(filter-out $(PER_DEVICE),$(filter $(OPTIMIZED),$(LLMC)))
 unit_device    := $(filter-out $(OPTIMIZED),$(FOR_DEVICE))
 unit_device_optimized := $(filter $(OPTIMIZED),$(FOR_DEVICE))

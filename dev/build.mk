@@ -36,29 +36,33 @@ CUDA_RANK_OBJECTS  := $(call cuda_objects,$(RANK_TESTS))
 $(foreach dir,$(NO_DEVICE) test/comm,$(SHARED_DIR)/$(dir)/%.o $(SHARED_DIR)/build/units/$(dir)%.o) \
 $(SHARED_DIR)/test/main.cpp.o: LEVEL := -O0
 
-# test_cpu emulates the kernels that have CPU loops, and compares them. -O1 compiles in half the time of -O3.
+# test_cpu emulates the kernels that have CPU loops, and compares them. -O1 compiles in half the time of -O3. The
+# kernels trap (SIGILL) on undefined behaviour; `make SANITIZE=address UNCHECKED=` names the line. They leave out the
+# checks that take as long to compile as all others together, and that of alignment: the virtual GPU holds every access
+# of the code that a card would run against its allocation, to the byte.
+TRAPS := -fsanitize=undefined -fno-sanitize=vptr,null,object-size,alignment,pointer-overflow \
+         -fsanitize-undefined-trap-on-error
 TEST_LAUNCHERS = $(LAUNCHERS:%=$(CPU_DIR)/with_kernels/%.o)
 $(CPU_DIR)/with_kernels/%.o $(CPU_DIR)/test/device/host/%.o: CXXFLAGS_CPU += -DLLMC_WITH_KERNELS
 $(CPU_DIR)/with_kernels/%.o: LEVEL := -O1
 $(CPU_DIR)/with_kernels/%.o: % Makefile
 	@mkdir -p $(@D)
-	$(CCACHE) $(CXX) $(CXXFLAGS_CPU) -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(CXXFLAGS_CPU) $(TRAPS) -x c++ -c $< -o $@
 
 # ---- sanitizers ----------------------------------------------------------------------------------------------------
 # A sanitizer's build reuses ordinary objects of files that it need not look at. AddressSanitizer leaves out tests, which
-# only call llmc/, and the upper folders, which read flags and write reports. ThreadSanitizer looks at folders where
-# threads meet. Both look at all of a unit that has a file of theirs, but AddressSanitizer's kernels are no units, because
-# they are compiled with UBSan alone. `make UNCHECKED=` looks at everything, in a directory of its own.
+# only call llmc/, the upper folders, which read flags and write reports, and kernels. ThreadSanitizer looks at folders
+# where threads meet. Both look at all of a unit that has a file of theirs. `make UNCHECKED=` looks at everything, in a
+# directory of its own.
 PLAIN_DIR := $(CPU_DIR)
 ifneq ($(SANITIZE),)
 WHOLE     := $(if $(filter command,$(origin UNCHECKED)),-whole)
 ALL       := $(LLMC) $(HOST_ONLY) $(TESTS) $(HOST_TESTS) $(RANK_TESTS) $(PROBE)
 UPPER     := $(foreach dir,commands flags log plan run,llmc/$(dir)/%)
-THREADED  := $(HOST_ONLY) $(HOST_TESTS) $(wildcard test/comm/*.cpp) $(call marked,threads)
-CHECKED_address := $(filter-out $(UPPER),$(filter llmc/%,$(ALL))) $(THREADED) $(call marked,addresses)
+THREADED  := $(wildcard llmc/device/host/*.cpp) $(HOST_TESTS) $(wildcard test/comm/*.cpp) $(call marked,threads)
+CHECKED_address := $(filter-out $(UPPER) $(LAUNCHERS),$(filter llmc/%,$(ALL))) $(THREADED) $(call marked,addresses)
 CHECKED_thread  := llmc/comm/% llmc/device/% llmc/train/% $(THREADED)
 CHECKED   := $(filter $(CHECKED_$(SANITIZE)),$(ALL))
-UNITS     := $(filter-out $(if $(filter address,$(SANITIZE)),attention tensors),$(UNITS))
 TOUCHED   := $(foreach unit,$(UNITS),$(if $(filter $(CHECKED),$(unit_$(unit))),$(unit)))
 CHECKED   += $(foreach unit,$(TOUCHED),$(unit_$(unit)))
 UNCHECKED := $(filter-out $(CHECKED),$(ALL))
@@ -68,18 +72,18 @@ LINK_FLAGS := -fsanitize=$(if $(filter thread,$(SANITIZE)),thread,address$(comma
 cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(call in_units,$(filter-out $(UNCHECKED),$1))) \
               $(call objects_in,$(PLAIN_DIR),$(call in_units,$(filter $(UNCHECKED),$1)))
 TEST_LAUNCHERS = $(CPU_LAUNCHERS)
+ifeq ($(SANITIZE)$(WHOLE),address)
+TEST_LAUNCHERS = $(patsubst %,$(PLAIN_DIR)/with_kernels/%.o,$(filter %.cu,$(LAUNCHERS))) \
+                 $(call cpu_objects,$(filter %.cpp,$(LAUNCHERS)))
+endif
 # Line numbers for reports, relative to the checkout, so that ccache knows them in every clone. g++ takes its own
 # AVX-512 headers for uninitialised.
 CXXFLAGS_SANITIZE = -DLLMC_WITH_KERNELS -g1 -fdebug-prefix-map=$(CURDIR)=. -Wno-maybe-uninitialized
 ifeq ($(SANITIZE),thread)
 CXXFLAGS_SANITIZE += -fsanitize=thread -Wno-tsan
 else
-# Without UBSan's checks that take as long to compile as all others together. Kernels have UBSan only, without its check
-# of alignment: the virtual GPU holds every access of the code that a card runs against its allocation, to the byte.
-CXXFLAGS_SANITIZE += -fno-omit-frame-pointer -fsanitize=$(SANITIZERS) -fno-sanitize-recover=undefined \
+CXXFLAGS_SANITIZE += -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
                      -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow)
-SANITIZERS := address,undefined
-$(CPU_DIR)/llmc/kernels/%.cu.o: SANITIZERS := $(if $(UNCHECKED),,address$(comma))undefined
 $(CPU_DIR)/%.cpp.o $(if $(UNCHECKED),$(CPU_DIR)/llmc/%.cu.o): CXXFLAGS_SANITIZE += -fno-sanitize=alignment
 endif
 $(call optimized_in,$(CPU_DIR)) $(CPU_DIR)/%.cu.o: LEVEL := -O1

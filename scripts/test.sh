@@ -101,16 +101,14 @@ tsan=(env "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0")
 if setarch "$(uname -m)" -R true 2>/dev/null; then tsan+=(setarch "$(uname -m)" -R); fi
 # Over TCP, because MPI's own library is not instrumented.
 rank_tests=(python3 test/end_to_end/test_ranks.py Collectives.test_tcp Faults.test_tcp_rank_killed)
-kernels='*test/kernels/*'
 
 stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address test-cpu $NATIVE-address/train_gpt_cpu \
     test-ranks-binary
-asan_tests=("${asan[@]}" $NATIVE-address/test_cpu --no-colors "--test-suite-exclude=once,not under sanitizers")
 # Leaves out tests of objects that this build takes from the ordinary one (UNCHECKED in dev/build.mk); make soak has
 # them.
-queue stage "AddressSanitizer, UBSan: other tests" doctest "${asan_tests[@]}" \
-    "--source-file-exclude=$kernels,*test/dev/*,*test/base/*,*test/flags/*,*test/log/*,*test/plan/*,*test/run/*,*test/device/formats.cu,*test/device/math.cu"
-queue stage "UBSan: kernels" doctest "${asan_tests[@]}" "--source-file=$kernels"
+queue stage "AddressSanitizer, UBSan: tests" doctest "${asan[@]}" $NATIVE-address/test_cpu --no-colors \
+    "--test-suite-exclude=once,not under sanitizers" \
+    "--source-file-exclude=*test/kernels/*,*test/dev/*,*test/base/*,*test/flags/*,*test/log/*,*test/plan/*,*test/run/*,*test/device/formats.cu,*test/device/math.cu"
 queue stage "AddressSanitizer, UBSan: broken files" check "${asan[@]}" \
     TRAIN_GPT=$NATIVE-address/train_gpt_cpu python3 test/end_to_end/fuzz.py --cases 60
 queue stage "AddressSanitizer, UBSan: several ranks" unittest "${asan[@]}" \

@@ -38,14 +38,14 @@ void remove_link(FileCalls& calls, const std::string& path) {
     if (calls.unlink(path.c_str()) != 0 && errno != ENOENT) fail_to_write(path, "delete the link");
 }
 
-bool is_number(const std::string& text) {
+bool is_digits(const std::string& text) {
     return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 bool is_written_by_saves(const std::string& name) {
     if (name == kManifestName || name == std::string(kManifestName) + ".tmp") return true;
     constexpr std::string_view before = "rank_", after = ".safetensors";
     return name.size() > before.size() + after.size() && name.starts_with(before) && name.ends_with(after) &&
-           is_number(name.substr(before.size(), name.size() - before.size() - after.size()));
+           is_digits(name.substr(before.size(), name.size() - before.size() - after.size()));
 }
 
 // True for step_N and step_N.tmp, which .set_aside or .set_asideM may follow.
@@ -54,7 +54,7 @@ bool is_name_of_saves(const std::string& name) {
     const std::string number = name.substr(std::min(aside + kSetAside.size(), name.size()));
     std::string step = name.substr(0, aside);
     if (step.ends_with(kUnfinished)) step.resize(step.size() - kUnfinished.size());
-    return step_in_name(step) >= 0 && (number.empty() || is_number(number));
+    return step_in_name(step) >= 0 && (number.empty() || is_digits(number));
 }
 
 // Deletes the files that saves write, then the directory. Returns false if the directory stays because it contains
