@@ -28,8 +28,8 @@ struct ForwardTiles {
     static_assert(query_rows == stage_rows);
 };
 
-// kFp8: the output also goes to `row` and `transposed`.
-template <int HD, bool kDocuments, bool kFp8>
+// With `fp8` the output also goes to `row` and `transposed`.
+template <int HD, bool kDocuments>
 static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     attention_forward_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, float* __restrict__ lse,
                              const bf16* __restrict__ qkv, e4m3* __restrict__ row, e4m3* __restrict__ transposed,
@@ -117,13 +117,12 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     const size_t offset = head_offset<HD>(b, h, T, NH), stride = static_cast<size_t>(NH) * HD;
     if (out) store_rows<HD, Tiles::warp_rows>(out + offset, stride, high, warp_query, T);
     if (out_low) store_rows<HD, Tiles::warp_rows>(out_low + offset, stride, low, warp_query, T);
-    if constexpr (kFp8)
+    if (fp8 != nullptr)
         quantize_output<HD, Tiles::query_rows, threads>(row, transposed, fp8, shared, shared + stage_size, first_query,
                                                         b, h, static_cast<int>(gridDim.z), T, NH, pass,
                                                         [] { __syncthreads(); });
 }
 
-template <bool kFp8>
 static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result_low, float* lse, const bf16* qkv,
                            int B, int T, const AttentionHeads& heads, QuantizePass pass,
                            [[maybe_unused]] unsigned* tickets, stream_t stream, const int* documents) {
@@ -136,7 +135,7 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
     with_head_dimension(heads.HD, documents, [&]<int HD, bool kDocuments>() {
         using Tiles = ForwardTiles<HD>;
         const dim3 grid(div_up(T, Tiles::query_rows), heads.NH, B);
-        host::launch_or_loop<attention_forward_kernel<HD, kDocuments, kFp8>, host::attention_forward<HD>>(
+        host::launch_or_loop<attention_forward_kernel<HD, kDocuments>, host::attention_forward<HD>>(
             {grid, dim3(Tiles::threads), Tiles::shared_bytes + kRowWindowBytes<kDocuments, Tiles::query_rows>, stream},
             out(result, n), out(result_low, n), out(lse, rows), in(qkv, elements(B, T, heads.rows(), HD)),
             out(to.row, n), out(to.transposed, n), state_access(to.state, pass), T, heads.NH, heads.NKV,
@@ -150,15 +149,15 @@ template <>
 void attention_forward<bf16>(bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
                              const AttentionHeads& heads, unsigned* tickets, stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
-    attention::launch_forward<false>({}, out, out_low, lse, qkv, B, T, heads, QuantizePass::replay, tickets, stream,
-                                     documents);
+    attention::launch_forward({}, out, out_low, lse, qkv, B, T, heads, QuantizePass::replay, tickets, stream,
+                              documents);
 }
 
 void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B,
                            int T, const AttentionHeads& heads, QuantizePass pass, unsigned* tickets, stream_t stream,
                            const int* documents) {
     attention::check_quantized("attention_forward_fp8", to.state, B, T, heads, heads.width(), pass);
-    attention::launch_forward<true>(to, out, out_low, lse, qkv, B, T, heads, pass, tickets, stream, documents);
+    attention::launch_forward(to, out, out_low, lse, qkv, B, T, heads, pass, tickets, stream, documents);
 }
 
 }  // namespace llmc
