@@ -245,7 +245,7 @@ const Flag kRows[] = {
          "128 elements) or mxfp8 (one per 32)"),
     flag(0, "fp8-layers", "LIST", &Options::fp8_layers, fp8_layers_from_text,
          "linear layers in FP8: auto (all,-first,+lm_head: not the first block, but the gradients of the output head), "
-         "all or none, then exceptions such as -last,-block7,-fc_proj,-block3.qkv"),
+         "all or none, then exceptions such as -last,-block7,-fc_proj,-block3.qkv; -forward: only gradients in FP8"),
     flag(0, "fp8-grad", "NAME", &Fp8Config::grad, {{"bf16", "; it has been removed: use --fp8-layers"}},
          "format of output gradients: e5m2 or e4m3"),
     flag(0, "fp8-history", "N", &Fp8Config::history, {.min = 1, .max = kMaxAmaxHistory},

@@ -31,11 +31,12 @@ static void apply(Fp8Layers& fp8, const Fp8LayerTerm& added, int blocks, const s
     const auto& [term, adds] = added;
     const auto set = [&](const std::string& layer) {
         if (adds)
-            fp8.insert(layer);
+            fp8.names.insert(layer);
         else
-            fp8.erase(layer);
+            fp8.names.erase(layer);
     };
-    if (term == "none") return fp8.clear();
+    if (term == "none") return fp8.names.clear();
+    if (term == "forward") return void(fp8.forward = adds);
     if (term == kHeadLayer) return set(kHeadLayer);
     int first = term == "last" ? blocks - 1 : 0, last = term == "first" ? 0 : blocks - 1;
     std::string wanted;  // a layer of these blocks; "" for all of them
@@ -52,7 +53,7 @@ static void apply(Fp8Layers& fp8, const Fp8LayerTerm& added, int blocks, const s
     if (!known || !(wanted.empty() || contains(names, wanted)))
         refuse(
             "--fp8-layers: unknown layer '{}'; known are auto, all, none, first, last, block0 to block{}, {}, "
-            "block0.{} and the like, and {}",
+            "block0.{} and the like, {}, and forward",
             term, blocks - 1, joined(names), names.back(), kHeadLayer);
     for (int block = first; block <= last; block++)
         for (const std::string& name : names)

@@ -75,7 +75,8 @@ constexpr int kMaxAmaxHistory = 1024;
 
 // A term of --fp8-layers: "auto", "all", "none", or layers to add (+, or no sign) or to remove (-). They are the
 // "first" or "last" block, "block7", a layer's name in every block ("fc_proj"), or one layer ("block7.fc_proj"). Only
-// "lm_head" itself names the head. Example: all,-first,-last,-block7,-fc_proj,+lm_head
+// "lm_head" itself names the head. "-forward" has the forward products of all these layers in BF16, so that only their
+// gradients are in FP8, as the head's always are. Example: all,-first,-last,-block7,-fc_proj,+lm_head
 struct Fp8LayerTerm {
     std::string layers;
     bool fp8 = true;  // false: remove them
@@ -91,8 +92,13 @@ constexpr const char* fp8_layers_auto(int blocks, Fp8Scaling scaling) {
     return blocks > 1 ? "all,-first,+lm_head" : "all,+lm_head";
 }
 
-// The names of the linear layers that run in FP8: layer fc_proj of block 7 is "h.7.fc_proj".
-using Fp8Layers = std::set<std::string>;
+// The linear layers that run in FP8.
+struct Fp8Layers {
+    std::set<std::string> names;  // layer fc_proj of block 7 is "h.7.fc_proj"
+    bool forward = true;          // false: only their gradients, as of the head
+    bool contains(const std::string& name) const { return names.contains(name); }
+    bool operator==(const Fp8Layers&) const = default;
+};
 // `names`: the linear layers of each block. `scaling`: that of the recipe, for "auto".
 Fp8Layers fp8_layers(const Fp8LayerTerms& terms, int blocks, const std::vector<std::string>& names, Fp8Scaling scaling);
 constexpr const char* kHeadLayer = "lm_head";

@@ -17,7 +17,7 @@ bool GeluProducts<Real>::fit_backward(const LayerPass& pass) const {
 template <class Real>
 bool GeluProducts<Real>::fit_forward(const LayerPass& pass) const {
     return fit_backward(pass) &&
-           (!first_.is_fp8() || first_.layers_.matmul_.fast_accumulation() != FastAccumulation::none);
+           (!first_.forward_is_fp8() || first_.layers_.matmul_.fast_accumulation() != FastAccumulation::none);
 }
 
 template <class Real>
@@ -27,14 +27,15 @@ Operand<Real> GeluProducts<Real>::forward(Real* h, void* row, const Operand<Real
         LinearLayers<Real>& layers = first_.layers_;
         const auto& shape = first_.shape();
         const Real* const bias = layers.weights_.weight(*first_.bias_);
-        if (first_.is_fp8()) first_.check_holds(layers.x_, "x");
         active = second_.input_target(pass);
-        layers.matmul_.count(shape.type);
-        if (!first_.is_fp8()) {
+        if (!first_.forward_is_fp8()) {
+            layers.matmul_.count(operand_type<Real>);
             hopper::multiply_gelu_forward(active.value, h, x.value, first_.weight(), bias, pass.N, shape.C, shape.OC,
                                           pass.tickets, pass.stream);
-            return active;
+            return second_.input(active.value, nullptr, pass);
         }
+        first_.check_holds(layers.x_, "x");
+        layers.matmul_.count(shape.type);
         if (active.codes.row) active.codes.row = static_cast<e4m3*>(row);
         const Quantized<e4m3> w = layers.codes_->rows(first_.number_);
         hopper::multiply_gelu_forward(active.codes, h, {x.codes.row, &x.codes.state->scale_inv},

@@ -37,19 +37,21 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     const ParameterTensor& tensor = table.tensor(weight_);
     const bool is_fp8 = layers.fp8_ && tensor.codes != CodesFrom::nothing;
     shape_ = {rows, tensor.shape.at(1), tensor.shape.at(0), is_fp8 ? OperandType::e4m3 : operand_type<Real>};
+    forward_codes_ = tensor.forward_codes;
     layers.layers_.push_back(this);
     // Products read the input as values now, or after the layer has left FP8.
     const bool reads_values = !forward_is_fp8() || layers.fp8_->layers_may_leave();
     if (reads_values && !setup.input_in_memory) {
         const size_t count = static_cast<size_t>(rows) * shape_.C;
-        if (setup.recomputed)
+        // Not kept if backward makes them again, or reads codes.
+        if (setup.recomputed || (is_fp8 && !layers.fp8_->layers_may_leave()))
             layers.values_.plan_shared("x of " + setup.kind, &values_, count);
         else
             layers.values_.plan(&values_, count);
     }
     if (!is_fp8) return;
     number_ = layers.fp8_->add(name);
-    layers.codes_->add(weight_, setup.kind, setup.forward_in_fp8);
+    layers.codes_->add(weight_, setup.kind, forward_codes_);
     plan_codes();
 }
 
@@ -140,7 +142,7 @@ template <class Real>
 Operand<Real> Linear<Real>::input_target(const LayerPass& pass) {
     if constexpr (kCanBeFp8<Real>) {
         if (input_goes_through_source()) return {layers_.source_};
-        if (is_fp8()) return {nullptr, x_codes(pass), layers_.fp8_->first_run(pass.kind)};
+        if (forward_is_fp8()) return {nullptr, x_codes(pass), layers_.fp8_->first_run(pass.kind)};
     }
     return {values_};
 }
@@ -156,8 +158,10 @@ Operand<Real> Linear<Real>::input(Real* value, const Real* low, const LayerPass&
     if constexpr (kCanBeFp8<Real>)
         if (is_fp8()) {
             x.codes = x_codes(pass);
+            LayerPass counted = pass;  // the first cast counts; recomputing is the second, if forward reads codes
+            if (pass.kind == PassKind::recompute && !forward_is_fp8()) counted.kind = PassKind::training;
             if (x.codes.row || x.codes.transposed)
-                cast(x.codes, Fp8Role::x, layers_.fp8_->first_run(pass.kind), value, low, nullptr, pass);
+                cast(x.codes, Fp8Role::x, layers_.fp8_->first_run(counted.kind), value, low, nullptr, counted);
         }
     return x;
 }
@@ -293,8 +297,9 @@ void LinearLayers<Real>::check_recipe() const {
     int channels = 0, rows = 0;
     for (const Linear<Real>* layer : layers_) {
         if (!layer->is_fp8()) continue;
-        if (layer->name() == kHeadLayer)
-            refuse("--fp8-layers +{} needs --fp8-recipe delayed or current", layer->name());
+        if (!layer->forward_codes_)
+            refuse("--fp8-layers {} needs --fp8-recipe delayed or current",
+                   layer->name() == kHeadLayer ? "+lm_head" : "-forward");
         for (const int extent : {layer->shape().OC, layer->shape().C}) {
             if (extent % length == 0) continue;
             channels = extent;
@@ -380,7 +385,8 @@ int64_t LinearLayers<Real>::fp8_products(int N) const {
     int64_t products = 0;
     for (const Linear<Real>* layer : layers_) {
         if (!layer->is_fp8()) continue;
-        products += (2 + layer->forward_is_fp8()) * div_up(N, layer->shape().N) + layer->setup_.runs_again;
+        const bool forward = layer->forward_is_fp8();
+        products += (2 + forward) * div_up(N, layer->shape().N) + (forward && layer->setup_.runs_again);
     }
     return products;
 }

@@ -190,7 +190,6 @@ struct LinearSetup {
     bool runs_again = false;       // and the output, which later layers of the block read
     bool input_in_memory = false;  // the block has memory for the input's values
     bool has_addend = false;       // forward() adds the output to the residual stream
-    bool forward_in_fp8 = true;    // if the layer is in FP8; false: only its two gradient products are
 };
 
 template <class Real>
@@ -239,7 +238,7 @@ private:
     using GradientCodes = decltype(Gradient<Real>::codes);
 
     void plan_codes();
-    bool forward_is_fp8() const { return is_fp8() && setup_.forward_in_fp8; }
+    bool forward_is_fp8() const { return is_fp8() && forward_codes_; }
     // True if the producer of the input writes values, which are then cast.
     bool input_goes_through_source() const { return is_fp8() && layers_.block_scales(); }
     Quantized<e4m3> x_codes(const LayerPass& pass);
@@ -267,6 +266,7 @@ private:
     ParameterTable::Place weight_;
     std::optional<ParameterTable::Place> bias_;
     Matmul::LinearShape shape_;
+    bool forward_codes_ = false;      // while in FP8: forward is, too; false: only the two gradient products are
     int number_ = kNoLayer;           // in Fp8Registry, if the layer was ever in FP8
     Real* values_ = nullptr;          // (N, C)   the input, if its producer writes values that a product reads
     Shared* x_transposed_ = nullptr;  // in LinearLayers::x_transposed_

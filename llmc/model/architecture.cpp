@@ -78,7 +78,8 @@ void choose_fp8_weights(std::vector<Unit>& units, const Fp8Layers& layers, bool 
     for (Unit& unit : units)
         for (ParameterTensor& tensor : unit.tensors) {
             if (!layers.contains(tensor.layer)) continue;
-            const bool copied = tensor.layer == kHeadLayer || from_copies;
+            tensor.forward_codes = layers.forward && tensor.layer != kHeadLayer;
+            const bool copied = !tensor.forward_codes || from_copies;
             tensor.codes = copied ? CodesFrom::working_copy : CodesFrom::masters;
             tensor.copied = copied || may_leave;
         }

@@ -95,9 +95,9 @@ struct StepTime {
 };
 
 // `precision`: bf16 or fp8, whatever the run has. In FP8 the linear layers of config.fp8_layers run at the FP8 rate,
-// and the kernels that produce their operands quantize them in both layouts, attention's among them; lm_head is as in
-// BF16.
-// `slices`: the parts into which the optimizer's work is divided; a rank does one of them.
+// and the kernels that produce their operands quantize them in both layouts, attention's among them; of lm_head only
+// the gradients do, and with -forward of all. `slices`: the parts into which the optimizer's work is divided; a rank
+// does one of them.
 StepTime step_time(const PlannedRun& run, Precision precision, int slices);
 
 // ---- memory --------------------------------------------------------------------------------------------------------

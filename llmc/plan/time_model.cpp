@@ -85,6 +85,8 @@ constexpr double kQuantizeOutput = 4, kQuantizeGradient = 1.5;
 constexpr double kNormForward = 4;   // reads the stream, writes its norm; the matmul before it has added to the stream
 constexpr double kNormBackward = 8;  // reads dy, x and the residual gradient, writes the latter
 constexpr double kNormBackwardFp8 = 2;   // and writes it quantized
+constexpr double kCastInput = 3;         // reads an input of a linear layer, writes its codes once
+constexpr double kCastOutput = 5;        // the same of attention's output, which comes in two parts
 constexpr double kActivation = 2;        // reads or writes a channel
 constexpr double kBiasGradient = 2;      // reads a channel. In FP8 the kernel that quantizes sums it up
 constexpr double kRope = 8;              // queries and keys, forward and backward: reads 2, writes 2
@@ -255,7 +257,8 @@ public:
           N_(static_cast<double>(config_.seq) * config_.batch),
           kernels_(precision == Precision::fp32 ? Kernels::portable : config_.kernels) {
         fp8_share_ =
-            (fp8_.size() - fp8_.contains(kHeadLayer)) / (L_ * static_cast<double>(linear_names(model_).size()));
+            (fp8_.names.size() - fp8_.contains(kHeadLayer)) / (L_ * static_cast<double>(linear_names(model_).size()));
+        forward_share_ = fp8_.forward ? fp8_share_ : 0;
         if (kernels_ == Kernels::portable || !time_.is_hopper() || model_.table().activation != Activation::gelu ||
             !hopper::can_multiply_with_gelu(config_.batch * config_.seq, model_.channels, model_.mlp_channels()))
             return;
@@ -263,7 +266,8 @@ public:
         gelu_forward_[Kind::bf16] = gelu_backward_[Kind::bf16] = 1 - fp8_share_;
         if (config_.fp8.recipe != Fp8Recipe::delayed) return;
         gelu_backward_[Kind::fp8_split] = fp8_share_;
-        if (config_.fast_accumulation != FastAccumulation::none) gelu_forward_[Kind::fp8_fast] = fp8_share_;
+        gelu_forward_[Kind::bf16] = 1 - forward_share_;
+        if (config_.fast_accumulation != FastAccumulation::none) gelu_forward_[Kind::fp8_fast] = forward_share_;
     }
 
     // The matmuls of the blocks, without those that recomputation repeats.
@@ -276,7 +280,9 @@ public:
             const bool adds = row.layer().ends_with("_proj");  // to the residual stream
             const auto [found, is_new] =
                 known.try_emplace(fmt::format("{}x{} {} {}", row.rows, row.columns, in_fp8, adds));
-            if (is_new) found->second = linear(N_, row.rows, row.columns, in_fp8, added, adds ? sizeof(bf16) : 0);
+            if (is_new)
+                found->second =
+                    linear(N_, row.rows, row.columns, in_fp8 && fp8_.forward, in_fp8, added, adds ? sizeof(bf16) : 0);
             all.forward += found->second.forward;
             all.backward += found->second.backward;
         }
@@ -303,7 +309,8 @@ public:
         const int vocab = model_.padded_vocab();
         const double rows = logits_chunk(static_cast<int>(N_), vocab, sizeof(bf16), config_.logits_bytes);
         const bool in_fp8 = fp8_.contains(kHeadLayer);  // the gradients
-        return N_ / rows * (linear(rows, vocab, C_, false, 1).forward + linear(rows, vocab, C_, in_fp8, 1).backward);
+        const Passes products = linear(rows, vocab, C_, false, in_fp8, 1);
+        return N_ / rows * (products.forward + products.backward);
     }
 
     // Attention of all layers, with the quantization of its output and of dqkv.
@@ -316,7 +323,7 @@ public:
         TimeModel::Attention attention = time_.attention(whole_layers, config_.batch, config_.seq, heads);
         const double share = 1 - fp8_share_ * (1 - kFp8Attention);  // time, over that in a BF16 run
         attention.forward =
-            share * attention.forward + fp8_share_ * time_.element_wise(L_ * N_ * heads.width() * kQuantizeOutput);
+            share * attention.forward + forward_share_ * time_.element_wise(L_ * N_ * heads.width() * kQuantizeOutput);
         attention.backward = share * attention.backward +
                              fp8_share_ * time_.element_wise(L_ * N_ * heads.qkv_width() * kQuantizeGradient);
         return attention;
@@ -326,16 +333,20 @@ public:
     Passes element_wise() const {
         const ElementWise bytes(model_);
         const bool block_again = config_.recompute == Recompute::block;
+        // Inputs whose producers write values are cast by kernels of their own; attention's with its rounding errors.
+        const double output = model_.table().attention ? model_.attention_heads(0).width() : 0;
+        const double cast =
+            (fp8_share_ - forward_share_) * ((2 * C_ + bytes.activated) * kCastInput + output * kCastOutput);
         double forward =
-            2 * C_ * kNormForward + bytes.rope / 2 + (1 - sum_of(gelu_forward_)) * bytes.activation_forward;
+            2 * C_ * kNormForward + bytes.rope / 2 + (1 - sum_of(gelu_forward_)) * bytes.activation_forward + cast;
         double again = block_again ? forward : 0;
         // Each pass writes one layout of a recomputed input's FP8 codes, but both if a recomputed matmul reads them.
         if (config_.recompute >= Recompute::gelu) {
-            forward -= fp8_share_ * bytes.activated;
+            forward -= forward_share_ * bytes.activated;
             again += (block_again ? 0 : bytes.activation_forward) - fp8_share_ * bytes.activated;
         }
         if (config_.recompute >= Recompute::norm) {
-            forward -= fp8_share_ * 2 * C_;
+            forward -= forward_share_ * 2 * C_;
             if (!block_again) again += 2 * C_ * (kNormForward - fp8_share_);
         }
         const double backward = 2 * C_ * (kNormBackward + fp8_share_ * kNormBackwardFp8) + bytes.rope / 2 +
@@ -402,8 +413,9 @@ private:
     }
     // The three products of a linear layer for N tokens. The weight's gradient is FP32, and most micro-steps add to it:
     // `added` is their share. Forward reads `addend` bytes per output.
-    Passes linear(double N, double OC, double C, bool in_fp8, double added, double addend = 0) const {
-        return {time_.matmul({N, OC, C, kind_of(Product::forward, in_fp8), sizeof(bf16), addend}),
+    Passes linear(double N, double OC, double C, bool forward_in_fp8, bool in_fp8, double added,
+                  double addend = 0) const {
+        return {time_.matmul({N, OC, C, kind_of(Product::forward, forward_in_fp8), sizeof(bf16), addend}),
                 time_.matmul({N, C, OC, kind_of(Product::dgrad, in_fp8)}) +
                     time_.matmul({OC, C, N, kind_of(Product::wgrad, in_fp8), 4, 4 * added})};
     }
@@ -434,7 +446,7 @@ private:
     const std::vector<TensorRow> matrices_;  // of the blocks
     const double L_, C_, N_;                 // N: tokens of a micro-step on this rank
     const Kernels kernels_;
-    double fp8_share_;                     // share of the blocks' linear layers that are in FP8
+    double fp8_share_, forward_share_;     // shares of the blocks' linear layers in FP8, and with a forward in FP8
     Shares gelu_forward_, gelu_backward_;  // only blocks in which one kernel computes the product and GELU
 };
 

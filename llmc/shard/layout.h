@@ -38,7 +38,8 @@ struct ParameterTensor {
     std::vector<int> matrix_rows = {};  // rows of each matrix, for a tensor of several below each other; else empty
     std::string layer = {};             // name of the linear layer whose weight this is, such as "h.3.fc"; else ""
     CodesFrom codes = CodesFrom::nothing;
-    bool copied = true;  // has a working copy; false if only FP8 codes of it are ever read
+    bool forward_codes = true;  // with codes: forward reads them, too; false: only the gradients' products do
+    bool copied = true;         // has a working copy; false if only FP8 codes of it are ever read
     size_t count() const;
 };
 

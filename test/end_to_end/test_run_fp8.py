@@ -51,6 +51,19 @@ class Fp8(Case):
         self.assertEqual((config["precision"], config["fp8-layers"]), ("fp8", "all,-first,+lm_head"))
         self.refused(run(*flags, "--batch", "1", "--seq", "40"), 2, "use -b 2 or --precision bf16")
 
+    def test_gradients_alone(self):
+        flags = ["--max-steps", "4", "--lr", "1e-3"]
+        bf16 = FinishedRun("--precision", "bf16", *flags)
+        losses = set()
+        for recompute in ("none", "gelu", "norm", "block"):
+            gradients = FinishedRun("--precision", "fp8", "--fp8-layers", "all,-forward", "--recompute", recompute, *flags)
+            self.assertEqual(gradients.losses[0], bf16.losses[0], "the forward pass is BF16's")
+            self.assertNotEqual(gradients.losses[1:], bf16.losses[1:])
+            losses.add(tuple(gradients.losses))
+        self.assertEqual(len(losses), 1, "bits do not depend on --recompute")
+        self.refused(run(*tiny_flags("--precision", "fp8", "--fp8-recipe", "mxfp8", "--fp8-layers", "all,-forward")), 2,
+                     "--fp8-layers -forward needs --fp8-recipe delayed or current")
+
     def test_records_of_every_tensor(self):
         finished = FinishedRun("--precision", "fp8", "--max-steps", "6", "--fp8-log-every", "3", "--fp8-layers", "all,-first")
         records = [r for r in finished.records if "fp8" in r]

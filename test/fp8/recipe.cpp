@@ -29,7 +29,7 @@ std::set<Layer> layers_of(const std::string& text, int blocks) {
     for (int block = 0; block < blocks; block++)
         for (int l = 0; l < 4; l++)
             if (layers.contains("h." + std::to_string(block) + "." + kNames[l])) result.insert({block, l});
-    CHECK(layers.size() == result.size() + layers.contains(kHeadLayer));
+    CHECK(layers.names.size() == result.size() + layers.contains(kHeadLayer));
     return result;
 }
 
@@ -46,6 +46,10 @@ TEST_CASE("--fp8-layers: examples") {
     CHECK(layers_of("auto", 1).size() == 4);
     CHECK(layers_of("auto,-last,+block0.fc", 3) == std::set<Layer>{{0, 2}, {1, 0}, {1, 1}, {1, 2}, {1, 3}});
     CHECK(parse("auto", 3).contains(kHeadLayer));
+    CHECK(parse("all,-fc,-forward", 3).names == parse("all,-fc", 3).names);
+    CHECK(parse("all", 3).forward);
+    CHECK(!parse("-forward,all", 3).forward);
+    CHECK(parse("all,-forward,+forward", 3).forward);
     for (const Fp8Scaling scaling : {Fp8Scaling::block, Fp8Scaling::mx})
         CHECK(parse("auto", 3, scaling) == parse("all,-first", 3, scaling));
     CHECK(layers_of("fc", 3) == std::set<Layer>{{0, 2}, {1, 2}, {2, 2}});

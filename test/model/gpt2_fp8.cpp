@@ -42,10 +42,12 @@ void check_gradients(const Fp8Config& config, const std::string& layers) {
 }  // namespace
 
 TEST_CASE("gpt2 fp8: gradients are right whichever neighbours are in BF16") {
-    for (const char* layers : {"all,-first", "all,-last", "all,-qkv", "all,-attn_proj", "all,-fc", "all,-fc_proj",
-                               "none,qkv", "none,attn_proj", "none,fc", "none,fc_proj", "none,lm_head", "all,+lm_head"})
+    for (const char* layers :
+         {"all,-first", "all,-last", "all,-qkv", "all,-attn_proj", "all,-fc", "all,-fc_proj", "none,qkv",
+          "none,attn_proj", "none,fc", "none,fc_proj", "none,lm_head", "all,+lm_head", "all,-forward"})
         check_gradients(recipe(Fp8Recipe::delayed), layers);
-    for (const char* layers : {"all,-attn_proj", "none,fc_proj"}) check_gradients(recipe(Fp8Recipe::current), layers);
+    for (const char* layers : {"all,-attn_proj", "none,fc_proj", "all,-forward"})
+        check_gradients(recipe(Fp8Recipe::current), layers);
 }
 
 // Products take tokens in blocks of 16, 32 or 128, so the last ones of other contexts need padding without positions.
@@ -122,6 +124,8 @@ TEST_CASE("gpt2 fp8: twelve products per block, minus excluded ones, plus recomp
     CHECK(products(Recompute::gelu, "all,-fc_proj").fp8 == 9 * blocks);
     CHECK(products(Recompute::gelu, "none,block1.qkv").fp8 == 3);
     CHECK(products(Recompute::gelu, "all,+lm_head").fp8 == 12 * blocks + 2);
+    for (const Recompute recompute : {Recompute::none, Recompute::gelu, Recompute::norm, Recompute::block})
+        CHECK(products(recompute, "all,-forward").fp8 == 8 * blocks);
 
     Fp8Training run(recipe(Fp8Recipe::delayed), "off");
     run.step(0);

@@ -79,9 +79,8 @@ TEST_CASE("transformer: layers, units, exports and the planner follow another bl
     CHECK(model.flops_per_token(32) == 6.0 * static_cast<double>(model.matrix_parameters()));  // no attention
     CHECK(linear_names(model) == std::vector<std::string>{"up", "down"});
     CHECK(parameter_units(model)[1].tensors[1].name == "h.0.down.weight");  // tensors with weight decay come first
-    CHECK(
-        fp8_layers(fp8_layers_from_text("all,-first,-block1.up"), 3, linear_names(model), Fp8Scaling::tensor).size() ==
-        3);
+    CHECK(fp8_layers(fp8_layers_from_text("all,-first,-block1.up"), 3, linear_names(model), Fp8Scaling::tensor)
+              .names.size() == 3);
     for (const HfTensor& tensor : hf_tensors(model)) CHECK(!tensor.transposed);
     CHECK(hf_tensors(model)[4].spec.name == "transformer.h.0.mlp.up.weight");
     CHECK(hf_tensors(model)[4].spec.shape == std::vector<int64_t>{128, 64});

@@ -120,6 +120,12 @@ TEST_CASE("plan: an FP8 step against the same calculation") {
         run.config.fp8_layers = fp8_layers_from_text("all,-first");
         CHECK(step_time(run, Precision::fp8, 1).total() ==
               near(fp8.total() + (bf16.total() - fp8.total()) / model.layers));
+        // The forward pass of a BF16 run, and casts.
+        run.config.fp8_layers = fp8_layers_from_text("all,-forward");
+        const StepTime gradients = step_time(run, Precision::fp8, 1);
+        CHECK(gradients.blocks_backward == near(fp8.blocks_backward));
+        CHECK(gradients.blocks_forward > bf16.blocks_forward);
+        CHECK(gradients.total() < bf16.total());
         run.config.fp8_layers = fp8_layers_from_text("all,+lm_head");
         CHECK(fp8.products - step_time(run, Precision::fp8, 1).products == near(e.head_saves));
     }
