@@ -334,6 +334,8 @@ class Supervisor:
         """(action, reason) after a life."""
         name = f" ({signal.Signals(code - 128).name})" if code - 128 in set(signal.Signals) else ""
         reason = f"exit code {code}{name}" + ("" if code in (OK, STOPPED) else f": {last_words(lines)}")
+        if code == OK and self.files.last_step() == 0:
+            return "stop", f"{reason}, but {self.command.out} has no step of a run: is COMMAND train_gpt?"
         if code == OK:
             return "done", reason
         if self.asked:
@@ -351,7 +353,7 @@ class Supervisor:
         return "restart", reason
 
     def supervise(self):
-        """The exit code: that of the last life, or 75 if the run was stopped and can go on."""
+        """The exit code: that of the last life, 1 instead of 0 if it made no step, or 75 if the run can go on."""
         self.event("start", shlex.join(self.command.words))
         while True:
             self.state.life += 1
@@ -374,7 +376,7 @@ class Supervisor:
                 self.wake.wait(min(LONGEST_WAIT, self.args.back_off * 2**self.state.failures))
             if action not in ("restart", "rewind") or self.asked:
                 self.end_follower()
-                return code if action in ("done", "stop") else STOPPED
+                return STOPPED if action not in ("done", "stop") else code or int(action == "stop")
 
 
 def main(argv=None):

@@ -65,12 +65,12 @@ TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
     return search;
 }
 
-// Refuses weights to start from whose tokens stand for other text than the data's.
+// Refuses weights to start from whose tokens stand for other text than the data's, or for nobody knows which.
 void require_tokenizer_of_weights(const TokenDecoder& tokenizer, const Options& o) {
     const TokenizerSearch theirs = find_tokenizer(weight_directories(o.init_from), o.model.vocab);
-    if (!theirs.tokenizer) return;
     try {
-        tokenizer.require_same(*theirs.tokenizer);
+        if (theirs.has_files) throw Error(ExitCode::bad_data, "{}", theirs.problem);
+        if (theirs.tokenizer) tokenizer.require_same(*theirs.tokenizer);
     } catch (const Error& error) {
         throw Error(ExitCode::bad_data,
                     "--init-from {}: {} (or, to train on with other tokens, copy the weights to a directory without a "

@@ -46,12 +46,12 @@ def questions_of_another_tokenizer():
     return path
 
 
-def weights_of_another_tokenizer():
-    """A directory with a tokenizer in which 97 is not "a"."""
+def weights_of_another_tokenizer(tokens=98):
+    """A directory with a tokenizer of this many tokens, in which 97 is not "a"."""
     path = new_path("weights")
     os.mkdir(path)
     with open(os.path.join(path, "tokenizer.bin"), "wb") as file:
-        file.write(struct.pack("<4i", 20240328, 2, 98, 0).ljust(1024, b"\0") + b"\1x" * 98)
+        file.write(struct.pack("<4i", 20240328, 2, tokens, 0).ljust(1024, b"\0") + b"\1x" * tokens)
     return path
 
 
@@ -116,6 +116,8 @@ REFUSED = [
      ["names model-00001-of-00002.safetensors, which does not exist"]),
     (CHECKPOINT, lambda: ["--init-from", hostile_model()], [r"tensor \x1b]0;mine\x07\xc2\x9b has the unknown dtype F1"]),
     (DATA, lambda: ["--task", "a=" + questions_of_another_tokenizer()], ["were made with different tokenizers"]),
+    (DATA, lambda: ["--init-from", weights_of_another_tokenizer(70000)],
+     ["--init-from", "it has 70000 tokens", "copy the weights to a directory without a tokenizer"]),
     (DATA, lambda: ["--init-from", weights_of_another_tokenizer()],
      ["they are different tokenizers", "a directory without a tokenizer"]),
     (FLAGS, lambda: ["--world", "8"], ["--world plans", "mpirun"]),

@@ -148,6 +148,10 @@ class Lives(Supervising):
         run_ = Supervised()
         self.ended(run_.supervise(self, program=[new_path()]), 127)
         self.assertEqual(run_.did, [(127, "stop")])
+        run_ = Supervised()
+        self.ended(run_.supervise(self, program=[script("exit 0")]), FAILURE)
+        self.assertEqual(run_.did, [(0, "stop")])
+        self.assertIn("has no step of a run", run_.lives[0]["reason"])
 
     def test_refusals(self):
         for flags, part in ((["--overwrite"], "--overwrite"), (["--skip-data", "3"], "--skip-data"),
