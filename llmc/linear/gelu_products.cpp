@@ -27,6 +27,7 @@ Operand<Real> GeluProducts<Real>::forward(Real* h, void* row, const Operand<Real
         LinearLayers<Real>& layers = first_.layers_;
         const auto& shape = first_.shape();
         const Real* const bias = layers.weights_.weight(*first_.bias_);
+        if (first_.forward_is_fp8()) first_.check_holds(layers.x_, "x");  // before the next operand takes the memory
         active = second_.input_target(pass);
         if (!first_.forward_is_fp8()) {
             layers.matmul_.count(operand_type<Real>);
@@ -34,7 +35,6 @@ Operand<Real> GeluProducts<Real>::forward(Real* h, void* row, const Operand<Real
                                           pass.tickets, pass.stream);
             return second_.input(active.value, nullptr, pass);
         }
-        first_.check_holds(layers.x_, "x");
         layers.matmul_.count(shape.type);
         if (active.codes.row) active.codes.row = static_cast<e4m3*>(row);
         const Quantized<e4m3> w = layers.codes_->rows(first_.number_);
