@@ -252,7 +252,9 @@ class Hosts(Case):
     def commands(self, name, blame, words, **env):
         """The commands that were started, and the run."""
         log, run_ = new_path("log"), Supervised()
-        launcher = script(f'echo "$@" >> {log}\ncase "$@" in {blame}) ;; *) echo "$LOST" >&2; exit 137 ;; esac\n', name)
+        step = f"""echo '{{"step":1,"loss":1}}' > {run_.file("metrics.jsonl")}"""
+        launcher = script(f'echo "$@" >> {log}\ncase "$@" in {blame}) {step};; *) echo "$LOST" >&2; exit 137 ;; esac\n',
+                          name)
         process = run_.supervise(self, program=[launcher, *words, "train_gpt"], options=["--max-failures", "4"],
                                  env=env)
         process.communicate(timeout=300)
