@@ -5,7 +5,8 @@
 //   sliced masters (--zero 1-3)   each rank casts its slices row-major. Weights sends them to all ranks, where they are
 //                                 transposed when dgrad first needs them.
 //   recipe mxfp8                  both layouts from the working copy, which every rank has
-//   lm_head                       the same, transposed only, because its forward product reads the working copy
+//   lm_head, and with -forward    the same, transposed only, because the forward product reads the working copy
+//     all layers
 //
 // ParameterTensor::codes says which weights have codes, and whether codes come from masters or the working copy. Layers
 // are identified by their numbers in Fp8Registry.
