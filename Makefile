@@ -117,9 +117,10 @@ LAUNCHERS  := $(wildcard llmc/kernels/*.cu) llmc/kernels/host/launch.cpp
 
 # Headers take four fifths of a file's time, so files that are compiled alike are compiled as one: a unit is a file in
 # build/units that includes them. All names in it must differ, those in anonymous namespaces too. nvcc has no units.
-# Sanitizers look at the core, so it also has the files of the upper folders that they look at.
-SANITIZED      := llmc/flags/command_line.cpp llmc/run/stop.cpp
+# Sanitizers look at the core, so it also has the files of the upper folders that are marked for them.
 plain           = $(filter-out $(PER_DEVICE) $(OPTIMIZED),$(filter $(patsubst %,llmc/%/%,$1),$(LLMC)))
+UPPER          := commands flags log plan run
+SANITIZED      := $(filter $(call plain,$(UPPER)),$(call marked,threads) $(call marked,addresses))
 FOR_DEVICE     := $(filter $(call marked,per-device),$(LLMC))
 unit_core      := $(call plain,base data comm checkpoint device) $(SANITIZED)
 unit_model     := $(call plain,kernels shard fp8 linear optim model train)

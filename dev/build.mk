@@ -37,9 +37,9 @@ $(foreach dir,$(NO_DEVICE) test/comm,$(SHARED_DIR)/$(dir)/%.o $(SHARED_DIR)/buil
 $(SHARED_DIR)/test/main.cpp.o: LEVEL := -O0
 
 # test_cpu emulates the kernels that have CPU loops, and compares them. -O1 compiles in half the time of -O3. The
-# kernels trap (SIGILL) on undefined behaviour; `make SANITIZE=address UNCHECKED=` names the line. They leave out the
-# checks that take as long to compile as all others together, and that of alignment: the virtual GPU holds every access
-# of the code that a card would run against its allocation, to the byte.
+# kernels trap (SIGILL) on undefined behaviour; `make SANITIZE=address UNCHECKED=` names the line. Some checks are left
+# out: those that take as long to compile as all others together, and the check of alignment, because the virtual GPU
+# checks every access of the code that a card would run.
 TRAPS := -fsanitize=undefined -fno-sanitize=vptr,null,object-size,alignment,pointer-overflow \
          -fsanitize-undefined-trap-on-error
 TEST_LAUNCHERS = $(LAUNCHERS:%=$(CPU_DIR)/with_kernels/%.o)
@@ -58,9 +58,8 @@ PLAIN_DIR := $(CPU_DIR)
 ifneq ($(SANITIZE),)
 WHOLE     := $(if $(filter command,$(origin UNCHECKED)),-whole)
 ALL       := $(LLMC) $(HOST_ONLY) $(TESTS) $(HOST_TESTS) $(RANK_TESTS) $(PROBE)
-UPPER     := $(foreach dir,commands flags log plan run,llmc/$(dir)/%)
 THREADED  := $(wildcard llmc/device/host/*.cpp) $(HOST_TESTS) $(wildcard test/comm/*.cpp) $(call marked,threads)
-CHECKED_address := $(filter-out $(UPPER) $(LAUNCHERS),$(filter llmc/%,$(ALL))) $(THREADED) $(call marked,addresses)
+CHECKED_address := $(filter-out $(UPPER:%=llmc/%/%) $(LAUNCHERS),$(filter llmc/%,$(ALL))) $(THREADED) $(call marked,addresses)
 CHECKED_thread  := llmc/comm/% llmc/device/% llmc/train/% $(THREADED)
 CHECKED   := $(filter $(CHECKED_$(SANITIZE)),$(ALL))
 TOUCHED   := $(foreach unit,$(UNITS),$(if $(filter $(CHECKED),$(unit_$(unit))),$(unit)))
