@@ -338,16 +338,17 @@ public:
         const double cast =
             (fp8_share_ - forward_share_) * ((2 * C_ + bytes.activated) * kCastInput + output * kCastOutput);
         double forward =
-            2 * C_ * kNormForward + bytes.rope / 2 + (1 - sum_of(gelu_forward_)) * bytes.activation_forward + cast;
+            2 * C_ * kNormForward + bytes.rope / 2 + (1 - sum_of(gelu_forward_)) * bytes.activation_forward;
         double again = block_again ? forward : 0;
+        forward += cast;  // once, in whichever pass keeps the codes
         // Each pass writes one layout of a recomputed input's FP8 codes, but both if a recomputed matmul reads them.
         if (config_.recompute >= Recompute::gelu) {
             forward -= forward_share_ * bytes.activated;
-            again += (block_again ? 0 : bytes.activation_forward) - fp8_share_ * bytes.activated;
+            again += (block_again ? 0 : bytes.activation_forward) - forward_share_ * bytes.activated;
         }
         if (config_.recompute >= Recompute::norm) {
             forward -= forward_share_ * 2 * C_;
-            if (!block_again) again += 2 * C_ * (kNormForward - fp8_share_);
+            if (!block_again) again += 2 * C_ * (kNormForward - forward_share_);
         }
         const double backward = 2 * C_ * (kNormBackward + fp8_share_ * kNormBackwardFp8) + bytes.rope / 2 +
                                 (1 - sum_of(gelu_backward_)) * bytes.activation_backward +
