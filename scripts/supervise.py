@@ -330,13 +330,13 @@ class Supervisor:
         state.rewind = {"to": good[-1], "skip": last - good[-1], "resumes": len(self.files.resumes())}
         return "rewind", f"{what}; back to step {good[-1]}, without the data of the {last - good[-1]} steps after it"
 
-    def decide(self, code, lines, made_progress):
+    def decide(self, code, lines, step, made_progress):
         """(action, reason) after a life."""
         name = f" ({signal.Signals(code - 128).name})" if code - 128 in set(signal.Signals) else ""
         reason = f"exit code {code}{name}" + ("" if code in (OK, STOPPED) else f": {last_words(lines)}")
-        if code == OK and self.files.last_step() == 0:
-            return "stop", f"{reason}, but {self.command.out} has no step of a run: is COMMAND train_gpt?"
         if code == OK:
+            if step == 0:
+                return "stop", f"{reason}, but {self.command.out} has no step of a run: is COMMAND train_gpt?"
             return "done", reason
         if self.asked:
             return "stopped", f"asked by {self.asked}"
@@ -365,7 +365,7 @@ class Supervisor:
             while is_going_on(self.command.out) and time.monotonic() < until:  # ranks that a launcher left behind
                 time.sleep(0.1)
             step, checkpoints = self.files.last_step(), self.files.checkpoints()
-            action, reason = self.decide(code, lines, max(checkpoints, default=0) > newest)
+            action, reason = self.decide(code, lines, step, max(checkpoints, default=0) > newest)
             with open(self.files.file("lives.jsonl"), "a", encoding="utf-8") as file:
                 file.write(json.dumps({
                     "life": self.state.life, "start": start, "end": now(), "exit_code": code, "step": step,
@@ -376,7 +376,9 @@ class Supervisor:
                 self.wake.wait(min(LONGEST_WAIT, self.args.back_off * 2**self.state.failures))
             if action not in ("restart", "rewind") or self.asked:
                 self.end_follower()
-                return STOPPED if action not in ("done", "stop") else code or int(action == "stop")
+                if action == "stop" and code == OK:
+                    return FAILURE
+                return code if action in ("done", "stop") else STOPPED
 
 
 def main(argv=None):
