@@ -141,10 +141,10 @@ TokenizerSearch find_tokenizer(const std::vector<std::string>& directories, int 
                 require_tokens_fit(file, tokenizer.vocab(), vocab, fewest);
                 return {tokenizer, ""};
             } catch (const Error& error) {
-                if (!search.has_files) search = {{}, error.what(), true};
+                if (!search.only_unusable) search = {{}, error.what(), true};
             }
         }
-    if (!search.has_files)
+    if (!search.only_unusable)
         search.problem = "there is no tokenizer.json, tokenizer.bin or .tiktoken file in " +
                          (directories.empty() || directories[0].empty() ? "." : directories[0]);
     return search;

@@ -78,8 +78,8 @@ std::vector<std::string> tokenizer_files(const std::string& directory);
 
 struct TokenizerSearch {
     std::optional<TokenDecoder> tokenizer;
-    std::string problem;     // why no tokenizer was found
-    bool has_files = false;  // there are tokenizer files; none of them can be used
+    std::string problem;         // why no tokenizer was found
+    bool only_unusable = false;  // there are tokenizer files, but none can be used
 };
 // Returns the first tokenizer file of the directories that can be read and passes require_tokens_fit().
 TokenizerSearch find_tokenizer(const std::vector<std::string>& directories, int vocab, int fewest = 0);

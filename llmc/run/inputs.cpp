@@ -65,11 +65,11 @@ TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
     return search;
 }
 
-// Refuses weights to start from whose tokens stand for other text than the data's, or for nobody knows which.
+// Refuses weights to start from whose tokenizer differs from the data's, or cannot be used.
 void require_tokenizer_of_weights(const TokenDecoder& tokenizer, const Options& o) {
     const TokenizerSearch theirs = find_tokenizer(weight_directories(o.init_from), o.model.vocab);
     try {
-        if (theirs.has_files) throw Error(ExitCode::bad_data, "{}", theirs.problem);
+        if (theirs.only_unusable) throw Error(ExitCode::bad_data, "{}", theirs.problem);
         if (theirs.tokenizer) tokenizer.require_same(*theirs.tokenizer);
     } catch (const Error& error) {
         throw Error(ExitCode::bad_data,

@@ -27,7 +27,7 @@ namespace llmc {
 namespace hopper {
 
 constexpr int kRows = 128, kColumns = 256;  // a tile of h
-constexpr int kStageBytes = kTileRowBytes;  // of an operand's row that a stage holds: 128 codes or 64 BF16 values
+constexpr int kStageBytes = kTileRowBytes;  // a stage's part of an operand's row: 128 codes or 64 BF16 values
 constexpr int kStages = 3;
 constexpr int kMultipliers = 2, kGroupRows = 64;  // warpgroups that multiply, and the rows of a tile that each computes
 constexpr int kSlots = 2, kSlotColumns = 128;     // a multiplier's slots
