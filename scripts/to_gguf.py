@@ -8,7 +8,8 @@ Architectures: gpt2, llama, mistral (as llama), qwen2, qwen3. nanochat's has no 
 is that of the export's tokenizer.json. llama.cpp knows each way of cutting a text into words by a name: --pre gives it
 if this script does not recognize the tokenizer's.
 
-The file is read back, and every tensor compared, before it gets its name. Needs the Python packages gguf and numpy.
+The file is read back, and every tensor compared, before it gets its name. Needs the Python packages gguf and
+numpy (and tqdm, which gguf needs, too).
 """
 
 import argparse
@@ -24,6 +25,7 @@ continue_in_venv("gguf")
 try:
     import gguf
     import numpy
+    import tqdm
 except ImportError as missing:
     sys.exit(f"to_gguf.py needs the Python package {missing.name}: scripts/setup.sh --with-prepare")
 
@@ -258,14 +260,14 @@ def convert(directory, path, kind, pre):
     if factors is not None:
         written["rope_freqs.weight"] = factors, factors.shape
         writer.add_tensor("rope_freqs.weight", factors)
-    for name, values in converted(directory, config, arch):
+    for name, values in tqdm.tqdm(converted(directory, config, arch), "converting", unit=" tensors", disable=None):
         data, of_tensor = stored(values, quantization)
         written[name] = data, values.shape
         writer.add_tensor(name, data, raw_dtype=of_tensor)
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        writer.write_tensors_to_file(progress=sys.stderr.isatty())
         writer.close()
         check(path + ".tmp", written)
         os.replace(path + ".tmp", path)

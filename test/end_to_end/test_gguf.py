@@ -2,12 +2,16 @@
 by torch and transformers, which read GGUF with code of their own; and refusals.
 """
 
+import fcntl
 import importlib.util
 import json
 import os
+import pty
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 import unittest
 
 from test_run_architectures import described, flags
@@ -44,6 +48,18 @@ class Gguf(Case):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(os.listdir(os.path.dirname(path)).count(os.path.basename(path) + ".tmp"), 0)
         return path
+
+    def test_progress_is_for_terminals(self):
+        terminal, end = pty.openpty()
+        self.addCleanup(os.close, terminal)
+        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+        command = [sys.executable, os.path.join(ROOT, "scripts", "to_gguf.py"), self.exports["llama"], new_path() + ".gguf"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=end, check=True)
+        os.close(end)
+        shown = os.read(terminal, 1 << 16)
+        self.assertIn(b"converting: ", shown)
+        self.assertIn(b"Writing: 100%", shown)
+        self.assertEqual(to_gguf(self.exports["llama"], new_path() + ".gguf").stderr, "")
 
     def test_what_is_in_the_file(self):
         import gguf
