@@ -139,6 +139,7 @@ class Metrics:
 
     def __init__(self, path):
         self.path, self.file, self.lines, self.rest, self.damaged = path, None, 0, b"", False
+        self.step = 0  # of the last training record
         self.at_end = True  # no more bytes, when new_records() looked
 
     def new_records(self):
@@ -175,6 +176,11 @@ class Metrics:
                 sound = False
             if sound:
                 found.append((number, record))
+                if "loss" in record:
+                    if record["step"] <= self.step:
+                        warn(f"{self.path}: line {number + 1} goes back from step {self.step} to step {record['step']}: the file "
+                             "holds records of several runs, or of steps that were repeated")
+                    self.step = record["step"]
             elif line.strip():
                 self.skip(number)
         return found

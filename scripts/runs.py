@@ -296,7 +296,13 @@ def read_run(path):
         name = os.path.join(os.path.basename(os.path.dirname(directory)), name)
     run = Run(name)
     val, precisions, broken = {}, {}, []
-    for record in without_repeats(read_records(metrics)):
+    records = read_records(metrics)
+    steps = [record["step"] for record in records if "loss" in record]
+    backward = next(((a, b) for a, b in zip(steps, steps[1:]) if b <= a), None)
+    if backward:
+        run.notes.append(f"metrics.jsonl goes back from step {backward[0]} to step {backward[1]}: it holds records of several "
+                         "runs, or of steps that were repeated; the later ones count")
+    for record in without_repeats(records):
         if key := misfit(record):
             broken.append(f"step {record['step']}: {printable(key)}")
             continue

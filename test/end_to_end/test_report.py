@@ -183,6 +183,12 @@ class Contents(unittest.TestCase):
         for part in ("no step in common", "did not start with the weights"):
             self.assertTrue(part in both, part)
 
+    def test_records_of_two_runs_in_one_file(self):
+        """They may be joined pieces of one run, too, with steps that a resume repeated."""
+        text = "metrics.jsonl goes back from step 4 to step 2"
+        self.assertIn(text, text_of(make(write_records([step(1), step(4), step(2), step(3)]))))
+        self.assertNotIn("goes back", text_of(make(write_records([step(1), step(4)]))))
+
     def test_what_differs_is_said(self):
         a, b = (write_records([step(1)], dict(config={"lr": lr, "seed": 1, "out": lr}, device="x")) for lr in (0.5, 0.25))
         differing = re.findall(r"<tr class=differs>.*?</tr>", text_of(make(a, b)))

@@ -597,6 +597,14 @@ class Alerts(Following):
                          [f"step 1: loss>1: it is {run_.steps[0]['loss']:g}",
                           f"step 3: tokens_per_s<1e12 for 3: it is {run_.steps[2]['tokens_per_s']:g}"])
 
+    def test_records_of_two_runs_in_one_file(self):
+        recorded = Recorded()
+        recorded.write(*steps(1, 3, 100.0), *steps(2, 4, 100.0))
+        recorded.end()
+        _, said = self.ended(self.follow(recorded.directory, "--alert", "loss<1"))
+        self.assertIn("metrics.jsonl: line 4 goes back from step 3 to step 2", said)
+        self.assertEqual(said.count("goes back"), 1)
+
     def test_a_rule_that_cannot_hold(self):
         recorded = Recorded()
         recorded.write(*steps(1, 120, 100.0))
