@@ -188,7 +188,9 @@ def add_tokenizer(writer, directory, config, pre):
     special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
     added = {token["id"] for token in tokenizer["added_tokens"]}
     by_id = {i: text for text, i in vocab.items()}
-    count = max(config["vocab_size"], len(by_id))
+    count = config["vocab_size"]
+    if max(by_id) >= count:
+        raise Refused(f"{path} has token {max(by_id)}, and the model has {count} tokens: it is another model's tokenizer")
     tokens = [by_id.get(i, f"[PAD{i}]") for i in range(count)]
     kind = gguf.TokenType
     types = [kind.UNUSED if i not in by_id else kind.CONTROL if i in special else kind.USER_DEFINED if i in added else
@@ -242,6 +244,17 @@ def check(path, written):
         raise Refused(f"{path}: {', '.join(found)} came from nowhere")
 
 
+def require_whole(directory, config, names):
+    """Refuses a model with missing tensors. llama.cpp takes one without output.weight for a model with tied embeddings."""
+    of_blocks = [{name.split(".", 2)[2] for name in names if name.startswith(f"blk.{block}.")}
+                 for block in range(config.get("num_hidden_layers", config.get("n_layer")))]
+    tied = config.get("tie_word_embeddings", config["model_type"] == "gpt2")
+    lacks = {"token_embd.weight", "output_norm.weight", *(() if tied else ("output.weight",)),
+             *(f"blk.{block}.{name}" for name in set().union(*of_blocks) for block in range(len(of_blocks)))} - set(names)
+    if lacks or not set().union(*of_blocks):
+        raise Refused(f"{directory} lacks tensors, such as {min(lacks, default='those of blocks')}; export it again")
+
+
 def convert(directory, path, kind, pre):
     config = read_json(os.path.join(directory, "config.json"))
     if config["model_type"] not in ARCHITECTURES:
@@ -264,6 +277,7 @@ def convert(directory, path, kind, pre):
         data, of_tensor = stored(values, quantization)
         written[name] = data, values.shape
         writer.add_tensor(name, data, raw_dtype=of_tensor)
+    require_whole(directory, config, written)
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -16,7 +16,7 @@ import unittest
 
 from test_run_architectures import described, flags
 from test_transformers import gpt2
-from trainer import ROOT, Case, new_path, read_json, read_safetensors, run, write_json
+from trainer import ROOT, Case, new_path, read_bytes, read_json, read_safetensors, run, write_json
 
 HAS_GGUF, HAS_TRANSFORMERS = (all(map(importlib.util.find_spec, packages)) for packages in (
     ("gguf", "numpy"), ("torch", "transformers", "accelerate")))
@@ -116,6 +116,19 @@ class Gguf(Case):
         write_json(path, {**read_json(path), **changes})
         return copy
 
+    def without(self, name, tensor):
+        """A copy of an export without one of its tensors."""
+        copy = self.changed(name, "config.json")
+        path = os.path.join(copy, "model.safetensors")
+        data = read_bytes(path)
+        length, = struct.unpack("<Q", data[:8])
+        tensors = json.loads(data[8:8 + length])
+        del tensors[tensor]
+        header = json.dumps(tensors).encode()
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header + data[8 + length:])
+        return copy
+
     def test_refused(self):
         words = {"type": "Split", "pattern": {"Regex": r"\w+"}, "behavior": "Isolated", "invert": False}
         cuts = {"type": "Sequence", "pretokenizers": [words, {"type": "ByteLevel", "use_regex": False}]}
@@ -125,7 +138,11 @@ class Gguf(Case):
         done = run("export", "--from", self.exports["llama"], "--to", fp8, "--dtype", "fp8")
         self.assertEqual(done.code, 0, done.err)
         own = self.changed("llama", "tokenizer.json", pre_tokenizer=cuts)
+        more = self.changed("gpt2", "tokenizer.json", added_tokens=[{"id": 999, "content": "<more>", "special": True}])
         for directory, message in ((self.exports["nano"], "llama.cpp has no model like nanochat"),
+                                   (more, "has token 999, and the model has"),
+                                   (self.without("qwen2", "lm_head.weight"), "lacks tensors, such as output.weight"),
+                                   (self.without("gpt2", "transformer.h.1.ln_1.bias"), "such as blk.1.attn_norm.bias"),
                                    (self.changed("mistral", "config.json", sliding_window=16), "window of 16 tokens"),
                                    (self.changed("llama", "config.json", rope_scaling={"rope_type": "yarn"}), "'yarn'"),
                                    (without, "has no tokenizer.json"), (fp8, "export it with --dtype fp32 or bf16"),
