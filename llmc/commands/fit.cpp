@@ -273,8 +273,9 @@ AutomaticChoice choose_automatic(const Options& asked, const std::function<Stage
             if (fit || !any_offload || offload == Offload::off) choice = {o, plan, fit};
             if (!fit) continue;
             if (any_level && level != Recompute::none)
-                choice.options.notes.push_back(fmt::format(
-                    "-r auto chose {}, the least recomputation that fits; a smaller -b may be faster", word_of(level)));
+                choice.options.notes.push_back(fmt::format("-r auto chose {}, the least recomputation that fits{}",
+                                                           word_of(level),
+                                                           o.batch > 1 ? "; a smaller -b may be faster" : ""));
             if (any_offload && offload != Offload::off)
                 choice.options.notes.push_back(
                     fmt::format("--offload auto chose {}, with which the run fits", word_of(offload)));

@@ -263,6 +263,10 @@ class Planning(Case):
         result = self.succeeds(run(*flags, "--dry-run", "--json", **how), code)
         return result.out
 
+    def test_a_batch_of_one_cannot_be_smaller(self):
+        alone = self.plan("-e", "llama3-8b", "-t", "8192", "-b", "1", "--world", "64", "--gpu", "h100")
+        self.assertIn("note: -r auto chose block, the least recomputation that fits\n", alone)
+
     def test_what_fits_on_one_card(self):
         """1558M on an RTX 4090, if --fit may choose; and a card that shares the host's memory holds less."""
         self.assertIn("fits into RTX 4090", self.plan("-e", "gpt2-xl", "-b", "16", "--gpu", "rtx4090", "--fit"))
@@ -328,6 +332,7 @@ class Fitting(Case):
             self.assertEqual(done.info["config"]["recompute"], level)
             notes = re.findall(r"^note: -r auto chose (\w+), the least", done.result.out, re.MULTILINE)
             self.assertEqual(notes, [level] if i else [])
+            self.assertEqual("a smaller -b may be faster" in done.result.out, i > 0)
             losses.add(tuple(done.losses))
         self.assertEqual(len(losses), 1)
         too_little = run(*tiny_flags(*self.FLAGS, *shape), env={"LLMC_MEMORY_MB": str(int(needed[-1]))})
