@@ -112,7 +112,11 @@ class OnHost(unittest.TestCase):
 
     def test_flags(self):
         self.assertEqual(check("--no-such-flag", program=HOST_CHECK).code, 2)
-        self.assertIn("--precision", check("--help", program=HOST_CHECK).out)
+        for flag in ("--help", "--help-all"):
+            text = check(flag, program=HOST_CHECK).out
+            self.assertTrue(text.startswith("Usage: check_card [--json] FLAGS\n"), text[:100])
+            self.assertIn("--precision", text)
+            self.assertNotIn("export", text[:500])
 
     def test_the_host_device_has_no_choice(self):
         """A CPU has one way of making a product, so a run tunes nothing, and a resumed run has nothing to report."""
