@@ -27,18 +27,9 @@ std::string passes_of(const Options& o, int64_t train_tokens) {
 }
 
 std::string length_line(const Options& o, const RunOutlook& outlook) {
-    std::string text =
-        fmt::format("{} of {} in {}{}: {}{}\n", counted(o.schedule.steps, "step"), counted(o.total_batch, "token"),
-                    counted(o.micro_steps, "micro-step"), o.schedule.steps == 1 ? "" : " each",
-                    counted(o.batches.tokens_until(o.schedule.steps), "token"), passes_of(o, outlook.train_tokens));
-    const int64_t steps = o.last_step() - outlook.first_step + 1;
-    if (steps <= 0)
-        text += outlook.first_step - 1 == o.schedule.steps
-                    ? fmt::format("all {} are done; raise -x to continue\n", counted(o.schedule.steps, "step"))
-                    : fmt::format("nothing to do: step {} is past --{} {}\n", outlook.first_step - 1,
-                                  o.stop_after > 0 && o.stop_after < o.schedule.steps ? "stop-after" : "max-steps",
-                                  o.last_step());
-    return text;
+    return fmt::format("{} of {} in {}{}: {}{}\n", counted(o.schedule.steps, "step"), counted(o.total_batch, "token"),
+                       counted(o.micro_steps, "micro-step"), o.schedule.steps == 1 ? "" : " each",
+                       counted(o.batches.tokens_until(o.schedule.steps), "token"), passes_of(o, outlook.train_tokens));
 }
 
 // On a GPU the predicted time; on a CPU only a warning if steps will be slow.
@@ -101,6 +92,7 @@ std::string describe_start(const Options& o, const Ranks& ranks, const RunOutloo
 
 std::string describe_pass_end(const Options& o, const SampleOrder& order, const std::vector<std::string>& patterns,
                               int64_t step, int64_t data_step) {
+    if (o.bench) return "";
     const std::vector<int64_t> before = order.used_before(o.batches.tokens_until(data_step - 1) / o.seq);
     const std::vector<int64_t> after = order.used_before(o.batches.tokens_until(data_step) / o.seq);
     std::string text;
@@ -227,6 +219,12 @@ std::string describe_end(const Options& o, const RunEnd& end) {
         text += fmt::format("{} ({}) in {}{}\n", counted(steps, "step"), counted(tokens, "token"),
                             format_duration(end.seconds),
                             seen.train ? fmt::format(", last loss {:.4f}", unsigned_nan(seen.train->loss)) : "");
+    } else if (end.first_step > o.last_step()) {
+        text += end.first_step - 1 == o.schedule.steps
+                    ? fmt::format("all {} are done; raise -x to continue\n", counted(o.schedule.steps, "step"))
+                    : fmt::format("nothing to do: step {} is past --{} {}\n", end.first_step - 1,
+                                  o.stop_after > 0 && o.stop_after < o.schedule.steps ? "stop-after" : "max-steps",
+                                  o.last_step());
     }
     if (seen.val)
         text += fmt::format("validation loss {:.4f} after step {}{}\n", unsigned_nan(seen.val->loss), seen.val->step,
