@@ -148,15 +148,16 @@ void print_scaling(const Options& o, int zero) {
     run.config.sharding.stage = stage;
     const std::vector<ScalingPoint> points =
         estimate_scaling(run, [&](int gpus) { return plan_stage(o, gpus, stage, {run.available()}); });
-    std::fputs(describe_scaling(run, points).c_str(), stdout);
+    const std::string json = scaling_json(run, points);
+    std::fputs((o.json ? json : describe_scaling(run, points)).c_str(), stdout);
     if (o.out.empty()) return;
     std::error_code ignored;
     std::filesystem::create_directories(o.out, ignored);
     if (!std::filesystem::is_directory(o.out, ignored))
         throw Error(ExitCode::bad_flags, "cannot write into " + o.out + ": it is not a directory");
     const std::string path = o.out + "/scaling.json";
-    write_file(path, scaling_json(run, points));
-    print_line("written to {}; scripts/plot_scaling.py draws it", path);
+    write_file(path, json);
+    if (!o.json) print_line("written to {}; scripts/plot_scaling.py draws it", path);
 }
 
 template <class Real>

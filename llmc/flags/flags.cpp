@@ -379,7 +379,7 @@ const Flag kRows[] = {
               "if the run does not fit into memory, change what is predicted to cost least: -r, -b, -z, --offload, "
               "--adam-moments, --master, --gradients or --precision; the start of the run lists the changes")),
     once(flag(0, "json", "", &Options::json, {},
-              "with --dry-run: print the plan as one JSON object; with -e list: the names as an array")),
+              "with --dry-run or --estimate-scaling: print one JSON object; with -e list: the names as an array")),
     once(flag(0, "world", "N", &Options::world, {.min = 1, .max = 65536}, "number of ranks to plan for", "1")),
     common(once(flag(0, "gpu", "NAME", &Options::gpu, gpu_named, "card to plan for: h100, h200, a100, l40s, ...",
                      "the one found, else h200"))),

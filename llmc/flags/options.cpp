@@ -91,7 +91,8 @@ void check_complete(const Options& options) {
     const ResumeFrom from = options.resume;
     if ((from == ResumeFrom::latest || from == ResumeFrom::automatic) && options.out.empty() && !options.bench)
         refuse("--resume {} looks for a checkpoint in the run directory; add --out DIR", options.text("resume"));
-    if (options.json && !options.dry_run) refuse("--json prints the plan of --dry-run; add --dry-run");
+    if (options.json && options.dry_run == options.estimate_scaling)
+        refuse("--json prints the plan of --dry-run or of --estimate-scaling; add one of them");
     if (options.profile_steps.any() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
     if (!options.bench && !planning) check_checkpoints_have_a_place(options);

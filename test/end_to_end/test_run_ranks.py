@@ -3,6 +3,7 @@ decision to stop, and refused starts.
 """
 
 import functools
+import json
 import os
 import random
 import re
@@ -370,6 +371,8 @@ class Planning(Case):
         self.assertEqual(points[0]["efficiency"], 1)
         self.assertLess(points[-1]["efficiency"], points[3]["efficiency"])
         self.assertEqual(os.listdir(out), ["scaling.json"])
+        printed = self.plan(*flags, "--zero", "3", "--out", out, "--json")
+        self.assertEqual(json.loads(printed), read_json(os.path.join(out, "scaling.json")))
         # In groups of 8 the weights stay in a node, and up to 8 GPUs nothing is different.
         within = self.plan(*flags, "--zero", "3", "--shard-within", "8", "--out", out)
         self.assertIn("--zero 3 --shard-within 8:", within)
