@@ -157,7 +157,7 @@ void print_scaling(const Options& o, int zero) {
         throw Error(ExitCode::bad_flags, "cannot write into " + o.out + ": it is not a directory");
     const std::string path = o.out + "/scaling.json";
     write_file(path, json);
-    if (!o.json) print_line("written to {}; scripts/plot_scaling.py draws it", path);
+    if (!o.json) print_line("written to {}; python3 scripts/plot_scaling.py draws it", path);
 }
 
 template <class Real>

@@ -433,7 +433,7 @@ const Flag* find_flag(std::string_view name) {
 
 const std::vector<RemovedFlag>& removed_flags() {
     const char* const kFollow =
-        "start scripts/follow.py RUN --tensorboard (or --wandb, --prometheus FILE) while it trains";
+        "start python3 scripts/follow.py RUN --tensorboard (or --wandb, --prometheus FILE) while it trains";
     constexpr const char* kCheckCard =
         "the program check_card (make check_card) tests the kernels, matmuls and collectives of a run on this card";
     static const std::vector<RemovedFlag> flags = {

@@ -129,7 +129,7 @@ bool Profiler::finish(int64_t step) {
             "profile of steps {} to {}: written to {}/trace-rank*.json; open them in https://ui.perfetto.dev or "
             "chrome://tracing{}",
             first_, step, setup_->directory,
-            comm_.world() > 1 ? "; scripts/merge_traces.py makes one file of them" : "");
+            comm_.world() > 1 ? "; python3 scripts/merge_traces.py makes one file of them" : "");
     return true;
 }
 
