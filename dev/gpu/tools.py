@@ -17,12 +17,13 @@ import time
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 STOPPED = 75  # exit code of a program that ended at its own limit, with its results saved
+KILLED = -1  # that of a program that had not ended at its limit
 # Weights and data are not results.
 NOT_ARCHIVED = (".safetensors", ".bin", ".xz", ".tar.gz", ".png")
 
 
 class Finished:
-    """The result of a program: its exit code (-1 if it was killed at its limit), output and seconds."""
+    """The result of a program: its exit code or KILLED, output and seconds."""
 
     def __init__(self, command, code, output, seconds):
         self.command, self.code, self.output, self.seconds = command, code, output, seconds
@@ -44,7 +45,7 @@ def run(command, limit, env=None, log=None):
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         output, _ = process.communicate()
-        code = -1
+        code = KILLED
     if log:
         os.makedirs(os.path.dirname(log), exist_ok=True)
         with open(log, "w", encoding="utf-8") as file:
