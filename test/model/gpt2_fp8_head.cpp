@@ -128,9 +128,13 @@ TEST_CASE("gpt2 fp8 head: chunks change the order of sums alone") {
     write_through(const_cast<Fp8State*>(chunked.test.fp8->states()), states.data(), states.size(), whole.test.stream);
     whole.micro_step();
     chunked.micro_step();
-    CHECK(whole.test.mean_train_loss() == doctest::Approx(chunked.test.mean_train_loss()).epsilon(1e-6));
+    const double loss = whole.test.mean_train_loss(), other = chunked.test.mean_train_loss();
+    CHECK(loss == doctest::Approx(other).epsilon(1e-6));
+    if (device_info().is_host) CHECK(loss == other);
+    // Eight codes that share random bits change with a logit, each by less than a step.
+    const double most = loss == other ? 1e-12 : 1e-2;
     const auto a = whole.test.all_gradients(), b = chunked.test.all_gradients();
-    for (size_t i = 0; i < a.size(); i++) CHECK(relative_error(a[i], b[i]) < (i == 0 ? 1e-6 : 1e-12));
+    for (size_t i = 0; i < a.size(); i++) CHECK(relative_error(a[i], b[i]) < std::max(i == 0 ? 1e-6 : 0, most));
     // Accumulation over micro-steps doubles it.
     chunked.micro_step(false);
     std::vector<float> twice = chunked.wte_gradient();
