@@ -124,6 +124,8 @@ void barrier(Warp& w, const Op& op) {
     if (counted && (expected == 0 || expected % kLanes)) w.fail(op, lane, "barrier %u of %u threads", id, expected);
     if (b.arrived && (b.counted != counted || b.expected != expected))
         w.fail(op, lane, "barrier %u: %u threads expected here, %u by those who wait", id, expected, b.expected);
+    if (b.warps >> w.index & 1) w.fail(op, lane, "barrier %u: the warp arrives again before it is complete", id);
+    b.warps |= 1u << w.index;
     b.counted = counted;
     b.expected = expected;
     b.arrived += kLanes;

@@ -193,6 +193,7 @@ struct Block {
     std::vector<Warp> warps;
     struct Barrier {
         uint32_t arrived = 0, expected = 0;
+        uint32_t warps = 0;    // a bit for each that has arrived
         bool counted = false;  // true if `expected` was given
     };
     std::array<Barrier, 16> barriers{};
