@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <map>
 
+#include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/flags/flags.h"
 #include "llmc/run/ranks.h"
@@ -51,6 +52,7 @@ public:
             bf16.precision = Precision::bf16;
             search(bf16, kPrecision);
         }
+        clear_status();
         return sorted(without_needless());
     }
 
@@ -116,6 +118,7 @@ private:
     std::optional<Candidate> fitting(Options o, Flags flags, int batch) const {
         o.batch = batch;
         o.micro_steps = static_cast<int>(o.total_batch / o.micro_step_tokens(ranks_));
+        show_status(fmt::format("what would fit: planning --world {} -z {} -b {}", ranks_, o.sharding.stage, batch));
         const StagePlan plan = plan_stage(o, ranks_, o.sharding.stage, room_);
         if (!plan.refused.empty() || !room_.holds(plan)) return std::nullopt;
         return Candidate{o, flags | (batch != options_.batch ? kBatch : 0),

@@ -90,6 +90,10 @@ class Files(Case):
         self.assertEqual(process.returncode, 0, text)
         return text.decode().replace("\r\n", "\n")  # what the terminal makes of ends of lines
 
+    def test_the_search_for_what_fits_is_seen(self):
+        text = self.output_in_a_terminal("--batch", "32", "--fit", LLMC_MEMORY_MB="8")
+        self.assertRegex(text, r"what would fit: planning --world \d+ -z \d -b \d+\x1b\[\?7h\r\x1b\[K[^\x1b]*note: --fit: ")
+
     def test_status_lines_are_for_a_persons_terminal(self):
         self.assertIn("\033[", self.output_in_a_terminal())
         self.assertNotIn("\033", self.done.result.out, "no status lines in a pipe")
