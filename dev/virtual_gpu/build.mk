@@ -5,7 +5,11 @@ VIRTUAL_TESTS   := $(wildcard $(VIRTUAL_SOURCE)/test/*.cpp)
 VIRTUAL_NCCL    := $(wildcard $(VIRTUAL_SOURCE)/nccl/*.cpp)
 VIRTUAL_GPU     := $(wildcard $(VIRTUAL_SOURCE)/*.cpp $(VIRTUAL_SOURCE)/*/*.cpp)
 VIRTUAL_GPU     := $(filter-out $(VIRTUAL_TESTS) $(VIRTUAL_NCCL),$(VIRTUAL_GPU))
-virtual_objects = $(patsubst %,$(VIRTUAL_DIR)/%.o,$1)
+# Each folder is a unit, as those of the product are (Makefile).
+VIRTUAL_UNITS   := $(if $(UNITS),$(VIRTUAL_SOURCE) $(addprefix $(VIRTUAL_SOURCE)/,arithmetic ptx cuda cublaslt nccl test))
+$(foreach folder,$(VIRTUAL_UNITS),$(eval unit_$(folder) := $(filter-out %/main.cpp,$(wildcard $(folder)/*.cpp))))
+UNITS           += $(VIRTUAL_UNITS)
+virtual_objects = $(patsubst %,$(VIRTUAL_DIR)/%.o,$(call in_units,$1))
 
 # Programs of CUDA objects that keep their PTX, linked with what stands in for CUDA, cuBLASLt and NCCL.
 VIRTUAL_OUT      := $(VIRTUAL_DIR)$(addprefix -,$(filter-out sm_90a,$(subst $(space),-,$(ARCH_NAMES))))
@@ -33,8 +37,11 @@ $(VIRTUAL_DIR)/test_virtual_gpu: $(call virtual_objects,$(VIRTUAL_TESTS) $(VIRTU
 	$(CXX) -rdynamic $^ -o $@ $(LIBS_CPU) -lrt -ldl
 
 # Vectors of this machine, but no contractions: they would not be the instructions that are played.
+# What plays no instruction takes no longer with -Og.
 $(VIRTUAL_DIR)/%.o: OPTIMIZE := -O3
-$(VIRTUAL_DIR)/$(VIRTUAL_SOURCE)/test/%.o: OPTIMIZE := -O1
+$(foreach folder,cuda nccl test,$(VIRTUAL_DIR)/$(VIRTUAL_SOURCE)/$(folder)/%.o \
+    $(VIRTUAL_DIR)/build/units/$(VIRTUAL_SOURCE)/$(folder).cpp.o): OPTIMIZE := -Og
+$(VIRTUAL_DIR)/build/units/%.o: WARNINGS += -Wno-subobject-linkage
 $(VIRTUAL_DIR)/%.o: % Makefile
 	@mkdir -p $(@D)
 	$(CCACHE) $(CXX) -std=c++20 -I. $(WARNINGS) $(OPTIMIZE) -march=$(MARCH) -fopenmp -fno-math-errno -fno-trapping-math \

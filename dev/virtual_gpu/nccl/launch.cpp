@@ -17,8 +17,7 @@
 namespace virtual_gpu::nccl {
 namespace {
 
-constexpr double kLook = 0.1;  // seconds between two checks whether the other ranks are alive
-constexpr int kRounds = 64;    // rounds of moving bytes before other streams get a turn
+constexpr int kRounds = 64;  // rounds of moving bytes before other streams get a turn
 
 // The number of turns that other streams get before a launch begins to read, and again before its results appear,
 // unless streams run in plain order. Communication takes long on a GPU, so this finds work that should wait for it and
@@ -293,7 +292,7 @@ void Launch::say(const std::string& doing) {
 void Launch::watch(bool moved) {
     const double time = now();
     if (moved) last_move_ = time;
-    if (time - last_look_ < kLook) return;
+    if (time - last_look_ < kSecondsBetweenLooks) return;
     last_look_ = time;
     if (started_ && comm_.failure() == ncclSuccess && lost_a_peer()) return;
     if (time - last_move_ > patience() && !comm_.named.exchange(true)) name_those_waiting(time - last_move_);

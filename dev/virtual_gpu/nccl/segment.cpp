@@ -22,7 +22,6 @@ namespace {
 
 constexpr size_t kText = 512, kExchange = 256;
 constexpr char kMagic[] = "virtual NCCL id";
-constexpr double kLook = 0.1;  // seconds between two checks whether the other ranks are alive
 
 struct Id {
     char magic[sizeof kMagic];
@@ -231,7 +230,7 @@ void Segment::wait(const char* what, Condition condition) {
     bool said = false;
     while (!condition()) {
         std::this_thread::sleep_for(std::chrono::microseconds(200));
-        if (now() - looked < kLook) continue;
+        if (now() - looked < kSecondsBetweenLooks) continue;
         looked = now();
         std::string text;
         if (const ncclResult_t code = failure(&text); code != ncclSuccess) throw Error(code, text);

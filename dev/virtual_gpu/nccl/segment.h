@@ -18,6 +18,7 @@
 namespace virtual_gpu::nccl {
 
 constexpr int kMostRanks = 64;
+constexpr double kSecondsBetweenLooks = 0.1;  // at whether the other ranks are alive
 
 // A one-way stream of bytes between two ranks. One writes and the other reads.
 class Channel {

@@ -16,7 +16,7 @@ char* bytes_at(uint64_t address, size_t count) {
 }
 
 // An element of a store: a word of four bytes, or the whole stored value if that is smaller.
-struct Element {
+struct StoredElement {
     uint64_t address;
     uint32_t bytes;
 
@@ -29,7 +29,7 @@ struct Element {
 };
 
 uint32_t elements_per_lane(const LastStore& s) { return std::max(s.bytes / kWord, 1u); }
-Element element_of(const LastStore& s, uint32_t i) {
+StoredElement element_of(const LastStore& s, uint32_t i) {
     const uint32_t per_lane = elements_per_lane(s);
     return {s.address[i / per_lane] + i % per_lane * kWord, std::min(s.bytes, kWord)};
 }
@@ -48,7 +48,7 @@ void make_wrong(const LastStore& last) {
     uint32_t i = elements_of(last) - 1;
     while (i > 0 && element_of(last, i).read() == 0) i--;
     if (element_of(last, i).read() == 0) i = elements_of(last) - 1;
-    const Element element = element_of(last, i);
+    const StoredElement element = element_of(last, i);
     element.write(one_percent_off(element.read(), element.bytes));
 }
 
@@ -68,7 +68,7 @@ void store_behind(uint64_t end) {
     constexpr uint32_t kStray = 0x5a5a5a5a;
     const uint64_t at = (end + kWord - 1) / kWord * kWord;
     Range range;
-    if (Memory::get().find(at, kWord, range)) Element{at, kWord}.write(kStray);
+    if (Memory::get().find(at, kWord, range)) StoredElement{at, kWord}.write(kStray);
 }
 
 [[noreturn]] void store_outside(uint64_t end) {

@@ -25,8 +25,6 @@ std::string demangled(const std::string& name) {
     return result;
 }
 
-uint32_t number(std::string_view s) { return static_cast<uint32_t>(std::strtoul(std::string(s).c_str(), nullptr, 10)); }
-
 // Reads ".param .u64 .ptr .global .align 16 name" or ".param .align 8 .b8 name[24]".
 void read_parameter(std::string_view text, uint32_t line, Kernel& kernel, Symbols& symbols) {
     uint32_t align = 0, element = 1, count = 1;
@@ -39,7 +37,7 @@ void read_parameter(std::string_view text, uint32_t line, Kernel& kernel, Symbol
         if (word == ".ptr") {
             pointer = true;
         } else if (word == ".align") {
-            const uint32_t value = number(words.word());
+            const uint32_t value = static_cast<uint32_t>(number(words.word()));
             if (!pointer) align = value;  // otherwise it is the alignment of the pointed-to data
         } else if (word == ".global" || word == ".shared" || word == ".const" || word == ".local") {
             continue;

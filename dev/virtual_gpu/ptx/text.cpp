@@ -15,8 +15,6 @@ bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)) || c 
 bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)); }
 bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '$' || c == '_' || c == '%'; }
 
-uint64_t number(std::string_view s) { return std::strtoull(std::string(s).c_str(), nullptr, 10); }
-
 // Splits at commas outside of brackets.
 std::vector<std::string_view> split_operands(std::string_view s) {
     std::vector<std::string_view> parts;
@@ -35,6 +33,8 @@ std::vector<std::string_view> split_operands(std::string_view s) {
 }
 
 }  // namespace
+
+uint64_t number(std::string_view decimal) { return std::strtoull(std::string(decimal).c_str(), nullptr, 10); }
 
 void bad_ptx(uint32_t line, const std::string& why) { fault("PTX line %u: %s", line, why.c_str()); }
 

@@ -79,6 +79,8 @@ private:
     uint32_t line_;
 };
 
+uint64_t number(std::string_view decimal);
+
 // Parses ".shared .align 16 .b8 name[40]", also with ".extern", and adds it to `symbols`. `next` is the place for the
 // next static variable.
 void declare_shared(std::string_view declaration, uint32_t line, Symbols& symbols, uint64_t& next);

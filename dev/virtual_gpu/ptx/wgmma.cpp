@@ -17,7 +17,7 @@ namespace virtual_gpu {
 namespace {
 
 constexpr uint32_t kPiece = 16;  // bytes; matrices in shared memory consist of rows of this size
-constexpr int kRows = 16;        // of A and D, per warp
+constexpr int kWarpRows = 16;    // of A and D, per warp
 constexpr int kRowPieces = 2;    // along k: 32 bytes per instruction for every element type
 constexpr int kRegistersOfA = 4;
 
@@ -75,7 +75,8 @@ struct Matrix {
 uint32_t k_of(Element type) { return type == Element::bf16 ? 16 : 32; }
 
 Matrix matrix_a(const Warp& w, const WgmmaShape& s, uint64_t descriptor) {
-    return {Descriptor(descriptor), static_cast<uint32_t>(w.index % kWarpgroup * kRows), kRows, s.a, s.transposed_a};
+    return {Descriptor(descriptor), static_cast<uint32_t>(w.index % kWarpgroup * kWarpRows), kWarpRows, s.a,
+            s.transposed_a};
 }
 Matrix matrix_b(const WgmmaShape& s, uint64_t descriptor) {
     return {Descriptor(descriptor), 0, s.columns, s.b, s.transposed_b};
@@ -123,7 +124,7 @@ void multiply(const std::vector<float>& A, const std::vector<float>& B, const Wg
         std::vector<float> BT(size_t{K} * N);
         for (uint32_t k = 0; k < K; k++)
             for (uint32_t n = 0; n < N; n++) BT[k * N + n] = B[n * K + k];
-        for (uint32_t m = 0; m < kRows; m++)
+        for (uint32_t m = 0; m < kWarpRows; m++)
             for (uint32_t k = 0; k < K; k++) {
                 const float a = A[m * K + k];
                 float* const d = &D[m * N];
@@ -134,7 +135,7 @@ void multiply(const std::vector<float>& A, const std::vector<float>& B, const Wg
     }
     const TensorCore core = tensor_core(options().arithmetic, operands_of(s.a));
     const Exponents exponents{least_exponent(s.a), least_exponent(s.b)};
-    for (uint32_t m = 0; m < kRows; m++)
+    for (uint32_t m = 0; m < kWarpRows; m++)
         for (uint32_t n = 0; n < N; n++)
             D[m * N + n] = tensor_sum(&A[m * K], &B[n * K], static_cast<int>(K), D[m * N + n], core, exponents);
 }
@@ -314,7 +315,7 @@ void WarpProducts::run(Warp& w, Product& p) {
     count_reads(w, p, -1);
     const WgmmaShape& s = w.code->wgmma[static_cast<size_t>(p.op->list)];
     const uint32_t N = s.columns, K = k_of(s.a), count = N / 2;
-    std::vector<float> A(size_t{kRows} * K), B(size_t{N} * K), D(size_t{kRows} * N);
+    std::vector<float> A(size_t{kWarpRows} * K), B(size_t{N} * K), D(size_t{kWarpRows} * N);
     if (s.a_in_registers)
         spread(p.a_registers, s.a, s.negative_a, A);
     else

@@ -20,8 +20,6 @@ using namespace virtual_gpu::test;
 
 namespace {
 
-constexpr auto kSuccess = CUBLAS_STATUS_SUCCESS;
-constexpr auto kInvalid = CUBLAS_STATUS_INVALID_VALUE;
 constexpr const char* kBytes = "TEST_ALGORITHM";
 
 // A (rows, columns) matrix of BF16 numbers whose sums are not exact.

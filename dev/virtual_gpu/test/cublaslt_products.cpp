@@ -15,9 +15,6 @@ using namespace virtual_gpu::test;
 
 namespace {
 
-constexpr auto kSuccess = CUBLAS_STATUS_SUCCESS;
-constexpr auto kInvalid = CUBLAS_STATUS_INVALID_VALUE;
-
 // The number of elements that differ from `expected` of the sum and its place.
 template <class F>
 int wrong_elements(const LtMatrix& d, const std::vector<double>& sums, F expected) {
@@ -197,7 +194,7 @@ std::vector<uint8_t> mx_table(uint64_t outer, uint64_t inner) {
 double mx_scale(uint64_t outer, uint64_t inner) {
     return std::ldexp(1.0, static_cast<int>((outer + 3 * (inner / 32)) % 5) - 2);
 }
-constexpr int32_t kMx = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+constexpr int32_t kBlocksOf32 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
 
 }  // namespace
 
@@ -209,7 +206,7 @@ TEST_CASE("virtual_gpu cublaslt: FP8 with scales of 32 elements") {
     Fp8 p(CUDA_R_8F_E4M3, 144, 32, 272);
     uint8_t *const a = device_of(mx_table(144, 272)), *const b = device_of(mx_table(32, 272));
     LtCall call(p.a, p.b, p.d, true, false);
-    set_scales(call, kMx, a, kMx, b);
+    set_scales(call, kBlocksOf32, a, kBlocksOf32, b);
     CHECK(call.find() == kSuccess);
     CHECK(call.run() == kSuccess);
     CHECK(wrong_elements(p.d, scaled_sums(p, mx_scale, mx_scale)) == 0);
@@ -223,7 +220,7 @@ TEST_CASE("virtual_gpu cublaslt: scales beyond the matrix are 0") {
     std::vector<uint8_t> broken = mx_table(32, 128);
     broken[511] = 127;
     LtCall call(p.a, p.b, p.d, true, false);
-    set_scales(call, kMx, device_of(broken), kMx, device_of(mx_table(32, 128)));
+    set_scales(call, kBlocksOf32, device_of(broken), kBlocksOf32, device_of(mx_table(32, 128)));
     CHECK(call.find() == kSuccess);
     CHECK(call.run() == kSuccess);
     CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);

@@ -32,7 +32,7 @@ std::string fill_data() {  // fills it with the thread's number
 }
 
 template <class T>
-std::vector<T> counting(size_t count) {
+std::vector<T> rising(size_t count) {
     std::vector<T> values(count);
     for (size_t n = 0; n < count; n++) values[n] = static_cast<T>(n + 1);
     return values;
@@ -41,7 +41,7 @@ std::vector<T> counting(size_t count) {
 }  // namespace
 
 TEST_CASE("hopper: bulk copies move bytes both ways") {
-    const Buffer in(counting<uint32_t>(256)), out(std::vector<uint32_t>(128, 0));
+    const Buffer in(rising<uint32_t>(256)), out(std::vector<uint32_t>(128, 0));
     run_snippet(kStart + expect(512) + "@%p0 " + kLoad + "[data], [%rd1+64], 256, [bar]; @%p0 " + kLoad +
                     "[data+256], [%rd1], 256, [bar]; " + kWait + store_data(0),
                 {out.address(), in.address()}, threads(128), kShared);
@@ -181,7 +181,7 @@ std::string tensor_load(size_t rank, const std::string& coordinates, size_t byte
 TEST_CASE("hopper: a tensor copy loads a box, swizzled, with zeros beyond the tensor") {
     // 40 rows of 72 elements, the rows 80 apart. The box lies at various places, also across the edges.
     constexpr int kColumns = 72, kPitch = 80, kHeight = 40;
-    const Buffer in(counting<uint16_t>(kPitch * kHeight));
+    const Buffer in(rising<uint16_t>(kPitch * kHeight));
     const std::pair<CUtensorMapSwizzle, uint32_t> swizzles[] = {{CU_TENSOR_MAP_SWIZZLE_NONE, 0},
                                                                 {CU_TENSOR_MAP_SWIZZLE_32B, 32},
                                                                 {CU_TENSOR_MAP_SWIZZLE_64B, 64},
@@ -215,7 +215,7 @@ TEST_CASE("hopper: a tensor copy loads a box, swizzled, with zeros beyond the te
 }
 
 TEST_CASE("hopper: tensor copies of one to five dimensions, both ways") {
-    const Buffer in(counting<uint32_t>(8 * 4 * 3 * 2 * 2));
+    const Buffer in(rising<uint32_t>(8 * 4 * 3 * 2 * 2));
     const std::vector<cuuint64_t> size = {8, 4, 3, 2, 2}, strides = {32, 128, 384, 768};
     const std::vector<cuuint32_t> box = {4, 2, 2, 1, 2};
     for (size_t rank = 1; rank <= 5; rank++) {
@@ -315,7 +315,7 @@ TEST_CASE("hopper: cuTensorMapEncodeTiled's rules") {
 }
 
 TEST_CASE("hopper: tensor copies' rules") {
-    const Buffer in(counting<uint16_t>(64 * 64));
+    const Buffer in(rising<uint16_t>(64 * 64));
     CUtensorMap map, half;
     REQUIRE(encode({{64, 64}, {128}, {64, 8}, CU_TENSOR_MAP_SWIZZLE_128B}, in.address(), map) == CUDA_SUCCESS);
     REQUIRE(encode({{64, 64}, {128}, {32, 8}, CU_TENSOR_MAP_SWIZZLE_128B}, in.address(), half) == CUDA_SUCCESS);

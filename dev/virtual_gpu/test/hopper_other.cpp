@@ -4,8 +4,8 @@
 namespace virtual_gpu::test {
 namespace {
 
-const std::string kShared = ".shared .align 128 .b8 data[1024]; ";
-const std::string kIds =
+const std::string kData = ".shared .align 128 .b8 data[1024]; ";
+const std::string kThreadIds =
     "mov.u32 %r0, %tid.x; mov.u32 %r1, %laneid; shr.u32 %r2, %r0, 5; setp.eq.u32 %p0, %r0, 0; "
     "setp.lt.u32 %p1, %r1, 16; shr.u32 %r3, %r0, 7; setp.eq.u32 %p2, %r3, 0; setp.eq.u32 %p3, %r2, 3; ";
 
@@ -15,7 +15,7 @@ TEST_CASE("hopper: stmatrix stores fragments") {
     for (const int count : {1, 2, 4})
         for (const bool transposed : {false, true}) {
             const Buffer out(std::vector<uint16_t>(static_cast<size_t>(count) * 64, 0));
-            std::string s = kIds + "mov.u32 %r10, data; shl.b32 %r11, %r1, 4; add.u32 %r10, %r10, %r11; ", words;
+            std::string s = kThreadIds + "mov.u32 %r10, data; shl.b32 %r11, %r1, 4; add.u32 %r10, %r10, %r11; ", words;
             // Words m and m + 1 of a lane hold its number with 2 m, and with 2 m + 1.
             for (int m = 0; m < count; m++) {
                 s += ptx("mad.lo.s32 %r$1, %r1, 0x01000100, $2; ", 20 + m, 2 * m | (2 * m + 1) << 16);
@@ -27,7 +27,7 @@ TEST_CASE("hopper: stmatrix stores fragments") {
                  "add.s64 %rd6, %rd0, %rd5; add.u32 %r14, %r12, %r13; ld.shared.u16 %h1, [%r14]; "
                  "@%p0 st.global.u16 [%rd6], %h1; add.u32 %r13, %r13, 2; setp.lt.u32 %p5, %r13, " +
                  std::to_string(128 * count) + "; @%p5 bra LOOP;";
-            run_snippet(s, {out.address()}, {}, kShared);
+            run_snippet(s, {out.address()}, {}, kData);
             std::vector<uint16_t> expected;
             for (int m = 0; m < count; m++)
                 for (int r = 0; r < 8; r++)
@@ -38,20 +38,20 @@ TEST_CASE("hopper: stmatrix stores fragments") {
             INFO("x", count, transposed ? " transposed" : "");
             CHECK(out.read<uint16_t>() == expected);
         }
-    const std::string address = kIds + "mov.u32 %r10, data; shl.b32 %r11, %r1, 4; add.u32 %r10, %r10, %r11; ",
+    const std::string address = kThreadIds + "mov.u32 %r10, data; shl.b32 %r11, %r1, 4; add.u32 %r10, %r10, %r11; ",
                       x4 = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r10], {%r0, %r0, %r0, %r0};";
     check({{address + "{{@%p1 ||}}" + x4, {"stmatrix with 16 of 32 lanes"}},
            {address + "add.u32 %r10, %r10, {{8||16}}; " + x4, {"misaligned stmatrix of 16 bytes"}},
            {address + "add.u32 %r10, %r10, {{528||512}}; " + x4, {"stmatrix of 16 bytes at shared 1024"}},
            {address + "stmatrix.sync.aligned.m8n8.{{x2||x4}}.shared.b16 [%r10], {%r0, %r0, %r0, %r0};",
             {"another number of matrices"}}},
-          kShared);
+          kData);
 }
 
 TEST_CASE("hopper: setmaxnreg moves registers between warpgroups") {
     // Two warpgroups with 168 registers per thread, together 336 for a thread of each.
     const auto message = [](const std::string& snippet, int registers = 168, uint32_t block = 256) {
-        const std::string text = module_text(kIds + snippet, 0);
+        const std::string text = module_text(kThreadIds + snippet, 0);
         return fault_of([&] {
             const auto kernels = read_module(text);
             kernels.at(0)->registers = registers;

@@ -77,8 +77,8 @@ std::string registers_named(const std::string& prefix, int count, int first = 0)
 
 const std::string kSpace = ".shared .align 1024 .b8 A[16384]; .shared .align 1024 .b8 B[32768]; ";
 const std::string kDeclare = ".reg .f32 %acc<128>; .reg .b32 %a<4>; .reg .b64 %da, %db; ";
-const std::string kFence = "wgmma.fence.sync.aligned; ", kCommit = "wgmma.commit_group.sync.aligned; ",
-                  kWait = "wgmma.wait_group.sync.aligned 0; ";
+const std::string kFence = "wgmma.fence.sync.aligned; ", kCommitProducts = "wgmma.commit_group.sync.aligned; ",
+                  kWaitForProducts = "wgmma.wait_group.sync.aligned 0; ";
 
 // Copies `bytes` bytes (a multiple of 16) of parameter n to a shared array, with 128 threads and 16 bytes at a time.
 std::string to_shared(int parameter, const std::string& array, size_t bytes, int offset = 0) {
@@ -159,7 +159,7 @@ std::vector<float> run(const Case& c, const Inputs& o) {
                     "ld.global.v4.u32 {%a0, %a1, %a2, %a3}, [%rd11]; ";
     for (int r = 0; r < count; r++) s += ptx("ld.global.f32 %acc$1, [%rd10+$2]; ", r, 4 * r);
     s += descriptor("%da", "A", descriptor_of(a)) + descriptor("%db", "B", descriptor_of(b)) + kFence +
-         product(c, registers_named("%acc", count), c.accumulates ? "1" : "0") + kCommit + kWait;
+         product(c, registers_named("%acc", count), c.accumulates ? "1" : "0") + kCommitProducts + kWaitForProducts;
     for (int r = 0; r < count; r++) s += ptx("st.global.f32 [%rd10+$2], %acc$1; ", r, 4 * r);
     run_snippet(s, {C.address(), A.address(), B.address(), fragments.address()}, threads(128), kSpace);
     const std::vector<float> got = C.read<float>();
@@ -269,8 +269,8 @@ TEST_CASE("hopper: wgmma goes along k within a swizzled tile, and starts between
         for (int k = 0; k < 4; k++)
             s += descriptor("%da", "A", descriptor_of(a) | base, shift + 32 * k) +
                  descriptor("%db", "B", descriptor_of(b) | base, shift + 32 * k) +
-                 product({.N = N}, registers_named("%acc", 4), k ? "1" : "0") + (k == 1 ? kCommit : "");
-        s += kCommit + kWait +
+                 product({.N = N}, registers_named("%acc", 4), k ? "1" : "0") + (k == 1 ? kCommitProducts : "");
+        s += kCommitProducts + kWaitForProducts +
              "mul.wide.u32 %rd10, %r1, 16; add.s64 %rd10, %rd10, %rd0; "
              "st.global.v4.f32 [%rd10], {%acc0, %acc1, %acc2, %acc3}; ";
         run_snippet(s, {out.address(), A.address(), B.address()}, threads(128), kSpace);
@@ -330,31 +330,41 @@ TEST_CASE("hopper: wgmma's registers are fenced, and used after a wait") {
     const std::string use = "add.f32 %f1, %acc3, %acc3; ";
     check(
         {
-            {kBegin + "{{||" + kFence + "}}" + kProduct + kCommit + kWait, {"no wgmma.fence before the first wgmma"}},
-            {kBegin + kFence + "add.f32 %acc5, %acc5, %acc5; {{||" + kFence + "}}" + kProduct + kCommit + kWait,
+            {kBegin + "{{||" + kFence + "}}" + kProduct + kCommitProducts + kWaitForProducts,
+             {"no wgmma.fence before the first wgmma"}},
+            {kBegin + kFence + "add.f32 %acc5, %acc5, %acc5; {{||" + kFence + "}}" + kProduct + kCommitProducts +
+                 kWaitForProducts,
              {"a register of it was used at PTX line ", "without wgmma.fence between"}},
-            {kBegin + kFence + "add.u32 %a2, %a2, %r5; {{||" + kFence + "}}" + kOfRegisters + kCommit + kWait,
+            {kBegin + kFence + "add.u32 %a2, %a2, %r5; {{||" + kFence + "}}" + kOfRegisters + kCommitProducts +
+                 kWaitForProducts,
              {"a register of it was used at PTX line "}},
-            {kBegin + kFence + kProduct + kCommit + kWait + "{{||" + kFence + "}}" + kWide + kCommit + kWait,
+            {kBegin + kFence + kProduct + kCommitProducts + kWaitForProducts + "{{||" + kFence + "}}" + kWide +
+                 kCommitProducts + kWaitForProducts,
              {"a register of it is one of a product of 16 columns", "without wgmma.fence between"}},
             // Results are used after a wait for their group.
-            {kBegin + kFence + kProduct + kCommit + "{{||" + kWait + "}}" + use + kWait,
+            {kBegin + kFence + kProduct + kCommitProducts + "{{||" + kWaitForProducts + "}}" + use + kWaitForProducts,
              {"a register is used that the wgmma of PTX line ", "may still write: no wgmma.wait_group"}},
-            {kBegin + kFence + kProduct + kCommit + "wgmma.wait_group.sync.aligned {{1||0}}; " + use + kWait,
+            {kBegin + kFence + kProduct + kCommitProducts + "wgmma.wait_group.sync.aligned {{1||0}}; " + use +
+                 kWaitForProducts,
              {"may still write"}},
-            {kBegin + kFence + kProduct + kCommit + product(kSmall, kOthers) + kCommit +
-                 "wgmma.wait_group.sync.aligned 1; add.f32 %f1, {{%acc8||%acc0}}, %acc1; " + kWait,
+            {kBegin + kFence + kProduct + kCommitProducts + product(kSmall, kOthers) + kCommitProducts +
+                 "wgmma.wait_group.sync.aligned 1; add.f32 %f1, {{%acc8||%acc0}}, %acc1; " + kWaitForProducts,
              {"may still write"}},
-            {kBegin + kFence + kProduct + "{{||" + kCommit + "}}" + kWait + use + kCommit + kWait, {"may still write"}},
-            {kBegin + kFence + kProduct + kCommit + "{{mov.f32 %acc2, 0f00000000; ||}}" + kWait, {"may still write"}},
-            {kBegin + kFence + kOfRegisters + kCommit + "{{mov.u32 %a1, 0; ||}}" + kWait, {"may still read"}},
-            {kBegin + kFence + kOfRegisters + kCommit + "{{||" + kWait + "}}add.u32 %r7, %a3, %a3; " + kWait,
+            {kBegin + kFence + kProduct + "{{||" + kCommitProducts + "}}" + kWaitForProducts + use + kCommitProducts +
+                 kWaitForProducts,
+             {"may still write"}},
+            {kBegin + kFence + kProduct + kCommitProducts + "{{mov.f32 %acc2, 0f00000000; ||}}" + kWaitForProducts,
+             {"may still write"}},
+            {kBegin + kFence + kOfRegisters + kCommitProducts + "{{mov.u32 %a1, 0; ||}}" + kWaitForProducts,
              {"may still read"}},
-            {kBegin + kFence + kProduct + kCommit + "{{||" + kWait + "}}",
+            {kBegin + kFence + kOfRegisters + kCommitProducts + "{{||" + kWaitForProducts +
+                 "}}add.u32 %r7, %a3, %a3; " + kWaitForProducts,
+             {"may still read"}},
+            {kBegin + kFence + kProduct + kCommitProducts + "{{||" + kWaitForProducts + "}}",
              {"the warp ends without a wgmma.wait_group"}},
             // A copy of a result waits together with it.
-            {kBegin + kFence + kProduct + kCommit + "mov.f32 %f5, %acc0; {{||" + kWait + "}}add.f32 %f1, %f5, %f5; " +
-                 kWait,
+            {kBegin + kFence + kProduct + kCommitProducts + "mov.f32 %f5, %acc0; {{||" + kWaitForProducts +
+                 "}}add.f32 %f1, %f5, %f5; " + kWaitForProducts,
              {"may still write"}},
         },
         kSpace, {}, kGroup);
@@ -364,22 +374,23 @@ TEST_CASE("hopper: shared memory that wgmma reads is written, visible, and uncha
     const Buffer global(std::vector<uint32_t>(4, 0));
     check(
         {
-            {fill("{{||fence.proxy.async; }}") + kFence + kProduct + kCommit + kWait,
+            {fill("{{||fence.proxy.async; }}") + kFence + kProduct + kCommitProducts + kWaitForProducts,
              {"wgmma's matrix B reads shared", "without fence.proxy.async between"}},
-            {kBegin + "@%p0 st.shared.u32 [A+{{16||8192}}], %r5; bar.sync 0; " + kFence + kProduct + kCommit + kWait,
+            {kBegin + "@%p0 st.shared.u32 [A+{{16||8192}}], %r5; bar.sync 0; " + kFence + kProduct + kCommitProducts +
+                 kWaitForProducts,
              {"wgmma's matrix A reads shared 16, which thread 0 wrote at PTX line "}},
-            {kBegin + kFence + kProduct + kCommit + "{{||" + kWait + "}}bar.sync 0; @%p0 st.shared.u32 [B], %r5; " +
-                 kWait,
+            {kBegin + kFence + kProduct + kCommitProducts + "{{||" + kWaitForProducts +
+                 "}}bar.sync 0; @%p0 st.shared.u32 [B], %r5; " + kWaitForProducts,
              {"a write to shared 16384, which the wgmma of warp ", "may still read"}},
-            {kBegin + "add.s64 %db, %db, {{1024||512}}; " + kFence + kProduct + kCommit + kWait,
+            {kBegin + "add.s64 %db, %db, {{1024||512}}; " + kFence + kProduct + kCommitProducts + kWaitForProducts,
              {"wgmma's matrix B of 16 bytes of shared memory", "never written"}},
-            {kBegin + "add.s64 %da, %da, {{3072||960}}; " + kFence + kProduct + kCommit + kWait,
+            {kBegin + "add.s64 %da, %da, {{3072||960}}; " + kFence + kProduct + kCommitProducts + kWaitForProducts,
              {"wgmma's matrix A has 16 bytes at shared ", "; the block has 49160"}},
             {kBegin + "@%p0 mbarrier.init.shared::cta.b64 [bar], 1; @%p0 fence.proxy.async; bar.sync 0; " + kFence +
-                 kProduct + kCommit + "{{||" + kWait +
+                 kProduct + kCommitProducts + "{{||" + kWaitForProducts +
                  "}}bar.sync 0; @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 16; "
                  "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [A+16], [%rd0], 16, [bar]; " +
-                 wait("0") + kWait,
+                 wait("0") + kWaitForProducts,
              {"a bulk copy to shared 16, which the wgmma of warp ", "may still read"}},
         },
         kSpace + ".shared .align 8 .b64 bar; ", {global.address()}, kGroup);
@@ -388,18 +399,22 @@ TEST_CASE("hopper: shared memory that wgmma reads is written, visible, and uncha
 TEST_CASE("hopper: all warps of a warpgroup execute wgmma") {
     check(
         {
-            {kBegin + kFence + "{{@!%p3 bra SKIP; bra END; SKIP: ||}}" + kProduct + kCommit + kWait + "END: ",
+            {kBegin + kFence + "{{@!%p3 bra SKIP; bra END; SKIP: ||}}" + kProduct + kCommitProducts + kWaitForProducts +
+                 "END: ",
              {"warp 3 ends without the wgmma.mma_async.", " executed"}},
-            {kBegin + kFence + "{{@%p3 add.s64 %db, %db, 64; ||}}" + kProduct + kCommit + kWait,
+            {kBegin + kFence + "{{@%p3 add.s64 %db, %db, 64; ||}}" + kProduct + kCommitProducts + kWaitForProducts,
              {"executed that of PTX line ", " with other operands instead"}},
-            {kBegin + kFence + "{{@!%p0 ||}}" + kProduct + kCommit + kWait,
+            {kBegin + kFence + "{{@!%p0 ||}}" + kProduct + kCommitProducts + kWaitForProducts,
              {"an instruction of a warpgroup with 31 of 32 lanes"}},
-            {kBegin + "{{@!%p0 ||}}" + kFence + kProduct + kCommit + kWait, {"wgmma.fence with 31 of 32 lanes"}},
-            {kBegin + kFence + kProduct + "{{@!%p0 ||}}" + kCommit + kWait, {"wgmma.commit_group with 31 of 32 lanes"}},
-            {kBegin + kFence + kProduct + kCommit + "{{@!%p0 ||}}" + kWait, {"wgmma.wait_group with 31 of 32 lanes"}},
-            {kBegin + kFence + "{{@%p0 add.s64 %db, %db, 64; ||}}" + kProduct + kCommit + kWait,
+            {kBegin + "{{@!%p0 ||}}" + kFence + kProduct + kCommitProducts + kWaitForProducts,
+             {"wgmma.fence with 31 of 32 lanes"}},
+            {kBegin + kFence + kProduct + "{{@!%p0 ||}}" + kCommitProducts + kWaitForProducts,
+             {"wgmma.commit_group with 31 of 32 lanes"}},
+            {kBegin + kFence + kProduct + kCommitProducts + "{{@!%p0 ||}}" + kWaitForProducts,
+             {"wgmma.wait_group with 31 of 32 lanes"}},
+            {kBegin + kFence + "{{@%p0 add.s64 %db, %db, 64; ||}}" + kProduct + kCommitProducts + kWaitForProducts,
              {"its matrix descriptor is not that of lane 0"}},
-            {kBegin + kFence + product(kSmall, kResults, "{{%p0||%p3}}") + kCommit + kWait,
+            {kBegin + kFence + product(kSmall, kResults, "{{%p0||%p3}}") + kCommitProducts + kWaitForProducts,
              {"scale-d differs between lanes"}},
         },
         kSpace, {}, kGroup);

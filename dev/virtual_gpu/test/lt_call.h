@@ -7,6 +7,9 @@
 
 namespace virtual_gpu::test {
 
+constexpr auto kSuccess = CUBLAS_STATUS_SUCCESS;
+constexpr auto kInvalid = CUBLAS_STATUS_INVALID_VALUE;
+
 struct LtMatrix {
     cudaDataType_t type;
     uint64_t rows, columns;

@@ -6,7 +6,7 @@
 namespace virtual_gpu::test {
 namespace {
 
-constexpr double kLimit = 30;  // seconds until ranks are killed
+constexpr double kRankLimit = 30;  // seconds until ranks are killed
 
 std::string hexadecimal(const ncclUniqueId& id) {
     std::string text;
@@ -33,7 +33,7 @@ std::vector<Child> run_ranks(int ranks, const Variables& all, const std::map<int
     for (int r = 0; r < ranks; r++) processes[static_cast<size_t>(r)]["TEST_NCCL_RANK"] = std::to_string(r);
     for (const auto& [r, own] : of_rank)
         for (const auto& [name, value] : own) processes[static_cast<size_t>(r)][name] = value;
-    return run_processes(this_case(), processes, kLimit);
+    return run_processes(this_case(), processes, kRankLimit);
 }
 
 void expect_success(const std::vector<Child>& ended) {

@@ -8,12 +8,12 @@
 namespace virtual_gpu::test {
 namespace {
 
-const std::string kShared = ".shared .align 16 .b8 array[64]; .extern .shared .align 16 .b8 dynamic[]; ";
+const std::string kArrays = ".shared .align 16 .b8 array[64]; .extern .shared .align 16 .b8 dynamic[]; ";
 
 std::string fault_of_snippet(const std::string& snippet, const Shape& shape) {
     const Buffer written(std::vector<uint8_t>(252, 0)), fresh(256);
     const uint64_t freed = [] { return Buffer(4096).address(); }();
-    return fault_of([&] { run_snippet(snippet, {written.address(), fresh.address(), freed}, shape, kShared); });
+    return fault_of([&] { run_snippet(snippet, {written.address(), fresh.address(), freed}, shape, kArrays); });
 }
 
 void check(const std::vector<Rule>& rules) { check_rules(rules, fault_of_snippet); }

@@ -9,14 +9,15 @@
 namespace virtual_gpu::test {
 namespace {
 
-struct Type {
+struct MemoryType {
     std::string name;
     int bytes;
     std::string reg;  // a register of the type's width
 };
-const Type kTypes[] = {{"u8", 1, "%h"},    {"s8", 1, "%h"},    {"b8", 1, "%h"},    {"u16", 2, "%h"}, {"s16", 2, "%h"},
-                       {"b16", 2, "%h"},   {"u32", 4, "%r"},   {"s32", 4, "%r"},   {"b32", 4, "%r"}, {"f32", 4, "%f"},
-                       {"u64", 8, "%rd1"}, {"s64", 8, "%rd1"}, {"b64", 8, "%rd1"}, {"f64", 8, "%d"}};
+const MemoryType kTypes[] = {{"u8", 1, "%h"},    {"s8", 1, "%h"},  {"b8", 1, "%h"},    {"u16", 2, "%h"},
+                             {"s16", 2, "%h"},   {"b16", 2, "%h"}, {"u32", 4, "%r"},   {"s32", 4, "%r"},
+                             {"b32", 4, "%r"},   {"f32", 4, "%f"}, {"u64", 8, "%rd1"}, {"s64", 8, "%rd1"},
+                             {"b64", 8, "%rd1"}, {"f64", 8, "%d"}};
 
 std::vector<uint8_t> random_bytes(size_t n, uint32_t seed = 1) {
     std::mt19937 random(seed);
@@ -37,7 +38,7 @@ std::string vector_of(int count) { return count == 1 ? "" : ".v" + std::to_strin
 
 TEST_CASE("ptx memory: loads and stores of every type and width move exactly their bytes") {
     constexpr size_t kThreads = 48;
-    for (const Type& t : kTypes)
+    for (const MemoryType& t : kTypes)
         for (const int count : {1, 2, 4}) {
             const int bytes = t.bytes * count;
             if (bytes > 16) continue;
