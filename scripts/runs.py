@@ -264,7 +264,7 @@ def find_floor(config):
     for pattern in (named[1] if named else first, config.get("train")):
         if not isinstance(pattern, str):
             continue
-        for shard in sorted(glob.glob(pattern)):
+        for shard in [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern)):
             sidecar = read_object(shard + ".json")
             if sidecar is not None:
                 floor = sidecar.get("entropy_floor")

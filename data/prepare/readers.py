@@ -78,7 +78,7 @@ def expand(name):
     elif name in DATASETS:
         return [DATASETS[name]]
     else:
-        files = [file for file in glob.glob(name, recursive=True) if os.path.isfile(file) or os.path.islink(file)
+        files = [file for file in glob.glob(with_names_quoted(name), recursive=True) if os.path.isfile(file) or os.path.islink(file)
                  or os.path.isdir(file) and "**" not in name]
     if not files:
         why = "has no files" if os.path.isdir(name) else \
@@ -86,6 +86,14 @@ def expand(name):
         raise PrepareError(f"{name} {why}" + (" (prepare tinyshakespeare is a command of its own)"
                                               if name == "tinyshakespeare" else ""))
     return sorted(files, key=os.fsencode)  # in byte order, independent of the locale
+
+
+def with_names_quoted(pattern):
+    """The pattern, with quotes in its longest beginning that is the path of a directory: [ is part of a name there."""
+    names = len(pattern)
+    while names > 0 and not os.path.exists(pattern[:names]):
+        names = pattern.rfind("/", 0, names - 1) + 1
+    return glob.escape(pattern[:names]) + pattern[names:]
 
 
 def cannot_list(error):

@@ -64,6 +64,20 @@ struct Header {
     std::pair<uint64_t, uint64_t> identity;  // device and inode
 };
 
+// When a file was changed last, in nanoseconds; 0 if that cannot be asked.
+int64_t changed_at(int fd) {
+    struct stat status {};
+    return ::fstat(fd, &status) == 0 ? status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec : 0;
+}
+
+// A hash of tokens in the middle of a shard with this many bytes of tokens; 0 if they cannot be read.
+uint64_t hash_of_middle(int fd, int64_t bytes) {
+    std::string block(static_cast<size_t>(std::min(bytes, 4 * kBlock)), 0);
+    const auto length = static_cast<ssize_t>(block.size());
+    const auto offset = static_cast<uint64_t>(header_bytes + (bytes - length) / 2);
+    return pread_fully(fd, block.data(), block.size(), offset) == length ? XXH64(block.data(), block.size(), 0) : 0;
+}
+
 // True if the file begins with text, which people sometimes give instead of shards.
 bool looks_like_text(int fd) {
     unsigned char bytes[512];
@@ -202,9 +216,19 @@ std::string sha256_text(std::string_view digest) {
     return text;
 }
 
+// The pattern, with quotes in its longest beginning that is the path of a file or directory: [ is part of a name there.
+static std::string with_names_quoted(const std::string& pattern) {
+    size_t names = pattern.size();
+    while (names > 0 && !path_exists(pattern.substr(0, names))) names = pattern.substr(0, names - 1).rfind('/') + 1;
+    std::string quoted = pattern;
+    while (names-- > 0)
+        if (std::strchr("\\*?[]{},~", pattern[names])) quoted.insert(names, "\\");
+    return quoted;
+}
+
 std::vector<std::string> expand_glob(const std::string& pattern) {
     glob_t found{};
-    const int rc = ::glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE | GLOB_ERR, nullptr, &found);
+    const int rc = ::glob(with_names_quoted(pattern).c_str(), GLOB_BRACE | GLOB_TILDE | GLOB_ERR, nullptr, &found);
     std::vector<std::string> paths;
     if (rc == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     const int reason = errno;
@@ -276,6 +300,8 @@ void ShardSet::add_shard(const std::string& path, size_t pattern) {
     auto file = std::make_unique<InputFile>(path, kShard);
     const Header header = read_header(file->fd(), path);
     Shard shard{{path, read_sidecar(path)}, pattern, nullptr, header.tokens, header.identity};
+    shard.changed = changed_at(file->fd());
+    shard.content = {header.tokens, hash_of_middle(file->fd(), header.tokens * header.token_bytes)};
     check_sidecar(shard.sidecar, path, header);
     if (!shards_.empty() && header.token_bytes != token_bytes_)
         throw Error(ExitCode::bad_data, "{} has tokens of {} bytes, {} of {}: shards of one set must have one width",
@@ -326,31 +352,18 @@ void ShardSet::add_to(std::vector<const TokenFile*>& files) const {
     for (const Shard& shard : shards_) files.push_back(&shard);
 }
 
-std::pair<int64_t, uint64_t> ShardSet::content_of(const Shard& shard) const {
-    const int64_t count = std::min(kBlock, shard.tokens);
-    return {shard.tokens, hash_tokens(shard, (shard.tokens - count) / 2, count, 0)};
-}
-
 std::string ShardSet::shared_file(const ShardSet& other) const {
-    std::set<int64_t> lengths;
-    for (const Shard& shard : other.shards_) lengths.insert(shard.tokens);
-    std::set<std::pair<uint64_t, uint64_t>> files;
     std::set<std::pair<int64_t, uint64_t>> contents;
-    for (const Shard& shard : shards_) {
-        files.insert(shard.identity);
-        if (lengths.contains(shard.tokens)) contents.insert(content_of(shard));
-    }
+    for (const Shard& shard : shards_) contents.insert(shard.content);
     for (const Shard& shard : other.shards_)
-        if (files.contains(shard.identity) || contents.contains(other.content_of(shard))) return shard.path;
+        if (contents.contains(shard.content)) return shard.path;
     return "";
 }
 
 std::string ShardSet::copied_file() const {
-    std::multiset<int64_t> lengths;
-    for (const Shard& shard : shards_) lengths.insert(shard.tokens);
     std::set<std::pair<int64_t, uint64_t>> contents;
     for (const Shard& shard : shards_)
-        if (lengths.count(shard.tokens) > 1 && !contents.insert(content_of(shard)).second) return shard.path;
+        if (!contents.insert(shard.content).second) return shard.path;
     return "";
 }
 
@@ -462,16 +475,22 @@ void ShardSet::read_tokens(const Shard& shard, int64_t first, int64_t count, uin
     const int64_t offset = header_bytes + first * token_bytes_, bytes = count * token_bytes_;
     std::vector<uint16_t> narrow(token_bytes_ == 2 ? static_cast<size_t>(count) : 0);
     void* const to = narrow.empty() ? static_cast<void*>(out) : narrow.data();
-    const auto opened_again = [&] {  // a file server that was restarted does not know open files
-        try {
-            return InputFile(shard.path, kShard);
+    std::unique_ptr<InputFile> again;
+    int fd = shard.file ? shard.file->fd() : -1;
+    if (fd < 0 || pread_fully(fd, to, static_cast<size_t>(bytes), static_cast<uint64_t>(offset)) != bytes) {
+        try {  // a file server that was restarted does not know open files
+            again = std::make_unique<InputFile>(shard.path, kShard);
         } catch (const Error& error) {
             throw ReadError(error.code(), error.what());
         }
-    };
-    if (!shard.file ||
-        pread_fully(shard.file->fd(), to, static_cast<size_t>(bytes), static_cast<uint64_t>(offset)) != bytes)
-        pread_all(opened_again().fd(), shard.path, offset, bytes, to);
+        fd = again->fd();
+        pread_all(fd, shard.path, offset, bytes, to);
+    }
+    const uint64_t middle = changed_at(fd) == shard.changed ? 0 : hash_of_middle(fd, shard.tokens * token_bytes_);
+    if (middle != 0 && middle != shard.content.second)
+        throw ReadError(ExitCode::bad_data,
+                        "{} was changed or replaced during the run: it has other tokens; restore it and resume",
+                        shard.path);
     std::copy(narrow.begin(), narrow.end(), out);
 }
 

@@ -111,8 +111,8 @@ public:
     std::vector<int64_t> samples_by_pattern(int T) const;
 
     // Reads sample `sample` of samples(T): T+1 tokens. Sample i of a shard covers its tokens [i*T, i*T+T], so a
-    // sample's last target is the next sample's first input. Throws a ReadError if it cannot be read, and an Error if a
-    // token is >= vocab.
+    // sample's last target is the next sample's first input. Throws a ReadError if it cannot be read or the shard was
+    // replaced, and an Error if a token is >= vocab.
     void read_sample(int64_t sample, int T, int32_t* out, int64_t vocab) const;
 
     // Throws an Error if a token does not fit the vocabulary. If a sidecar gives the largest id, it is trusted. Shards
@@ -126,14 +126,14 @@ private:
         std::unique_ptr<InputFile> file;  // nullptr if it is opened for each read; see max_open_files
         int64_t tokens = 0;
         std::pair<uint64_t, uint64_t> identity;  // device and inode
+        int64_t changed = 0;                     // time of its last change
+        std::pair<int64_t, uint64_t> content{};  // number of tokens, and a hash of those in the middle; equal in copies
     };
 
     ShardSet() = default;
     void add_shard(const std::string& path, size_t pattern = 0);
     // Continues `hash` with the tokens of a shard from `first` on.
     uint64_t hash_tokens(const Shard& shard, int64_t first, int64_t count, uint64_t hash) const;
-    // The number of tokens and a hash of those in the middle, which are equal in copies.
-    std::pair<int64_t, uint64_t> content_of(const Shard& shard) const;
     void read_tokens(const Shard& shard, int64_t first, int64_t count, uint32_t* out) const;
     void scan_vocabulary(const Shard& shard, int64_t vocab) const;
 

@@ -2,6 +2,7 @@
 #include "llmc/data/shards.h"
 
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -20,6 +21,20 @@ TEST_CASE("expand_glob sorts, leaves sidecars out and refuses an empty match") {
     CHECK(expand_glob(dir / "lone*") == std::vector<std::string>{dir / "lone.json"});
     CHECK(expand_glob(dir / "{b.bin,a.bin}") == std::vector<std::string>{dir / "a.bin", dir / "b.bin"});
     check_error(ExitCode::bad_data, {dir / "none*.bin"}, [&] { expand_glob(dir / "none*.bin"); });
+}
+
+TEST_CASE("expand_glob: what exists under a name is meant by it, whatever a pattern of that name matches") {
+    TemporaryDirectory dir;
+    for (const char* name : {"1", "[1]", "{a,b}", "*", "back\\slash"}) {
+        CAPTURE(name);
+        std::filesystem::create_directory(dir / name);
+        const std::string file = make_file(dir / name + "/[x].bin", "x"), other = make_file(dir / name + "/x.bin", "x");
+        CHECK(expand_glob(file) == std::vector<std::string>{file});
+        CHECK(expand_glob(dir / name + "/*.bin") == std::vector<std::string>{file, other});
+        CHECK(expand_glob(dir / name + "/[xy].bin") == std::vector<std::string>{other});
+    }
+    CHECK(expand_glob(dir / "\\[1\\]/\\[x\\].bin") == std::vector<std::string>{dir / "[1]/[x].bin"});
+    CHECK(expand_glob(dir / "?/[x].bin") == std::vector<std::string>{dir / "*/x.bin", dir / "1/x.bin"});
 }
 
 TEST_CASE("a path that names no shard gets the pattern that does") {
@@ -398,6 +413,40 @@ TEST_CASE("a shard cut after opening is an error, not old memory") {
     int32_t out[11];
     CHECK_NOTHROW(set.read_sample(3, 10, out, kAnyVocab));
     check_error(ExitCode::bad_data, {path, "ends at byte"}, [&] { set.read_sample(8, 10, out, kAnyVocab); });
+}
+
+TEST_CASE("a shard that was replaced after opening is an error, not other tokens") {
+    for (const int shards : {1, 300}) {  // the last one is kept open or not
+        CAPTURE(shards);
+        TemporaryDirectory dir;
+        for (int i = 1; i < shards; i++) write_shard<uint16_t>(dir / fmt::format("a{:03}.bin", i), counting(0, 11));
+        const std::string path = write_shard<uint16_t>(dir / "b.bin", counting(0, 101));
+        const ShardSet set({dir / "*.bin"});
+        int32_t out[11];
+        const auto read = [&] {
+            set.read_sample(set.samples(10) - 1, 10, out, kAnyVocab);
+            CHECK(out[0] == 90);
+        };
+        const auto write = [&](const std::string& name, int first) {
+            write_shard<uint16_t>(dir / name, counting(first, 101));
+            // The clock of files may be as slow as this test is fast.
+            std::filesystem::last_write_time(dir / name,
+                                             std::filesystem::file_time_type(std::chrono::hours(first + 1)));
+        };
+        write("b.bin", 0);  // the same content
+        CHECK_NOTHROW(read());
+        write("b.bin", 1);
+        CHECK_THROWS_AS(read(), ReadError);
+        check_error(ExitCode::bad_data, {path, "was changed or replaced during the run"}, read);
+        write("b.bin", 0);
+        CHECK_NOTHROW(read());
+        write("new", 1);
+        std::filesystem::rename(dir / "new", path);
+        if (shards == 1)
+            CHECK_NOTHROW(read());  // the open file is still the old one
+        else
+            CHECK_THROWS_AS(read(), ReadError);
+    }
 }
 
 TEST_CASE("sets of more shards than are kept open, moved around") {

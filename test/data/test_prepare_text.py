@@ -193,6 +193,9 @@ class Read(TestCase):
         self.assertEqual(self.out(self.path("in")), ["a.txt", "a/c", "b.txt"])
         self.assertEqual(self.out(self.path("in/*.txt")), ["a.txt", "b.txt"])
         self.assertEqual(self.out(self.path("in/b.txt"), self.path("in/**")), ["b.txt", "a.txt", "a/c", "b.txt"])
+        for name in ("[1]/a.txt", "[1]/b.md", "1/c.txt"):
+            self.path(name, b"x" + name.encode())
+        self.assertEqual(self.out(self.path("[1]/*.txt")), ["x[1]/a.txt"])
 
     def test_nothing_that_an_input_names_is_left_out_silently(self):
         for name in ("in/a.txt", "in/a/c", "other/d"):
