@@ -7,6 +7,7 @@
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/comm/agreement.h"  // failure_of
+#include "llmc/data/encoder.h"
 
 namespace llmc {
 namespace {
@@ -74,6 +75,14 @@ std::string llmc_file(const Options& o) {
     return file.string();
 }
 
+// Throws if data.prepare says that the tokenizer.json next to a table belongs to another tokenizer.
+void require_one_tokenizer(const TokenDecoder& table) {
+    if (table.hash().empty() || !table.encoder().ends_with(".json")) return;
+    PromptEncoder encoder(table.encoder());
+    if (!failure_of([&] { encoder.start(); }) && encoder.hash() != table.hash())
+        throw Error(ExitCode::bad_data, "{} is not the tokenizer of {} next to it", table.encoder(), table.name());
+}
+
 // Writes the files of --tokenizer or else of the model's tokenizer, if there is one. Returns the tokens at the edges of
 // documents.
 DocumentTokens write_tokenizer(const Options& o, const WeightSource& source, const TokenizerSearch& search) {
@@ -82,6 +91,7 @@ DocumentTokens write_tokenizer(const Options& o, const WeightSource& source, con
     if (!o.tokenizer.empty()) return write_hf_tokenizer(o.tokenizer, target);
     std::string problem = search.problem;
     try {
+        if (search.tokenizer) require_one_tokenizer(*search.tokenizer);
         if (search.tokenizer) return write_hf_tokenizer(search.tokenizer->encoder(), target);
     } catch (const Error& error) {
         problem = error.what();

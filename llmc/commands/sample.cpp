@@ -68,7 +68,7 @@ public:
 
     // Every sample of a prompt; "": the beginning of a document.
     void write(const std::string& prompt, bool echo) {
-        const std::vector<int> tokens = prompt_tokens(encoder_, prompt, decoder_.end_token(), trainer_.config().model);
+        const std::vector<int> tokens = prompt_tokens(encoder_, prompt, decoder_, trainer_.config().model);
         for (int i = 0; i < options_.num_samples; i++) {
             if (i > 0) std::puts("---");
             write_one(tokens, echo ? prompt : "", prompt.empty() ? static_cast<size_t>(decoder_.prefix_bytes()) : 0);

@@ -10,6 +10,7 @@
 #include "llmc/base/clock.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/data/tokenizer.h"  // is_utf8
 
 namespace llmc {
 namespace {
@@ -118,14 +119,13 @@ std::vector<int> PromptEncoder::encode(const std::string& prompt) {
         const auto* bytes = reinterpret_cast<const unsigned char*>(prompt.data());
         return {bytes, bytes + prompt.size()};
     }
+    if (!is_utf8(prompt)) refuse("--prompt is not valid UTF-8");
     try {
         start();
     } catch (const Error& error) {
         throw Error(error.code(), "--prompt: {}; or give token ids: --prompt ids:464,3290", error.what());
     }
-    const std::string question = json_text(json(prompt));
-    if (json::parse(question) != json(prompt)) refuse("--prompt is not valid UTF-8");
-    const std::string line = ask(question);
+    const std::string line = ask(json_text(json(prompt)));
     const json answer = parse_json_or_null<json>(line);
     std::vector<int> ids;
     if (answer.is_array())

@@ -94,6 +94,12 @@ size_t complete_utf8(std::string_view text) {
     return text.size();
 }
 
+bool is_utf8(std::string_view text) {
+    uint32_t ignored = 0;
+    while (!text.empty() && utf8_length(text, ignored) > 0) text.remove_prefix(utf8_length(text, ignored));
+    return text.empty();
+}
+
 std::string sanitize(const std::string& text) {
     std::string clean;
     for (size_t i = 0; i < text.size();) {

@@ -32,6 +32,8 @@ public:
     // The tokenizer that encodes prompts, for PromptEncoder and data.prepare: "bytes", the tokenizer.json next to a
     // tokenizer.bin, or the file itself. "" for token ids.
     const std::string& encoder() const { return encoder_; }
+    const std::string& hash() const { return hash_; }  // tokenizer_hash of sidecars; "" if unknown
+    void set_hash(const std::string& hash) { hash_ = hash; }
     int vocab() const { return static_cast<int>(pieces_.size()); }
     int end_token() const { return end_token_; }  // the token that begins every document; -1 if unknown
     void set_end_token(int token) { end_token_ = token; }
@@ -62,7 +64,7 @@ private:
     static TokenDecoder from_tiktoken(const std::string& content, const std::string& path);
 
     std::string name_, encoder_;
-    std::string hash_;                 // tokenizer_hash of sidecars; "" if unknown
+    std::string hash_;
     std::vector<std::string> pieces_;  // bytes of each id; empty if token ids are printed
     int end_token_ = -1;
     int prefix_bytes_ = 0;
@@ -86,6 +88,7 @@ TokenizerSearch find_tokenizer(const std::vector<std::string>& directories, int 
 
 // The number of bytes of `text` up to its last whole character. The bytes after it may begin another character.
 size_t complete_utf8(std::string_view text);
+bool is_utf8(std::string_view text);  // all of it
 
 // Makes text safe for a terminal. Printable UTF-8, newlines and tabs stay. Control characters (escape sequences, C1,
 // line and direction overrides) and invalid UTF-8 become \xNN, byte by byte.

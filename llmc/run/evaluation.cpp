@@ -122,9 +122,15 @@ private:
 
 }  // namespace
 
-std::vector<int> prompt_tokens(PromptEncoder& encoder, const std::string& prompt, int end_token,
+std::vector<int> prompt_tokens(PromptEncoder& encoder, const std::string& prompt, const TokenDecoder& decoder,
                                const ModelConfig& model) {
-    const std::vector<int> tokens = prompt.empty() ? std::vector<int>{std::max(end_token, 0)} : encoder.encode(prompt);
+    const std::vector<int> tokens =
+        prompt.empty() ? std::vector<int>{std::max(decoder.end_token(), 0)} : encoder.encode(prompt);
+    if (!encoder.hash().empty() && !decoder.hash().empty() && encoder.hash() != decoder.hash())
+        throw Error(
+            ExitCode::bad_data,
+            "--prompt: {} is not the tokenizer that the training data was made with (tokenizer_hash {}, not {})",
+            decoder.encoder(), encoder.hash(), decoder.hash());
     if (tokens.empty()) throw Error(ExitCode::bad_flags, "--prompt: '{}' contains no token", prompt);
     for (const int token : tokens)
         if (token >= model.vocab)
@@ -156,13 +162,7 @@ void Evaluation<Real>::encode_prompt() {
     do_together(comm, [&] {
         if (!comm.is_main()) return;
         PromptEncoder encoder(decoder_->encoder());
-        prompt_ = prompt_tokens(encoder, options_.prompt, decoder_->end_token(), options_.model);
-        const std::string shards = inputs_.train ? inputs_.train->sidecar().tokenizer_hash.value_or("") : "";
-        if (!encoder.hash().empty() && !shards.empty() && encoder.hash() != shards)
-            throw Error(ExitCode::bad_data,
-                        "--prompt: the tokenizer {} is not the one that {} was made with (tokenizer_hash {}, not {}); "
-                        "give that one with --tokenizer",
-                        decoder_->encoder(), inputs_.train->path(0), encoder.hash(), shards);
+        prompt_ = prompt_tokens(encoder, options_.prompt, *decoder_, options_.model);
         for (const int id : prompt_) ids += std::to_string(id) + " ";
     });
     prompt_.clear();

@@ -22,8 +22,8 @@ template <class Real>
 class Trainer;
 
 // The tokens with which a sample begins: those of the prompt, or for "" the end token, which begins a document. Throws
-// if the prompt cannot be encoded, or if the model does not have one of the tokens.
-std::vector<int> prompt_tokens(PromptEncoder& encoder, const std::string& prompt, int end_token,
+// if the prompt cannot be encoded, the encoder is not the decoder's, or the model does not have one of the tokens.
+std::vector<int> prompt_tokens(PromptEncoder& encoder, const std::string& prompt, const TokenDecoder& decoder,
                                const ModelConfig& model);
 
 struct Sample {

@@ -62,6 +62,7 @@ TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
     }
     if (search.tokenizer && o.end_token >= 0 && o.end_token < search.tokenizer->vocab())
         search.tokenizer->set_end_token(o.end_token);
+    if (search.tokenizer && sidecar.tokenizer_hash) search.tokenizer->set_hash(*sidecar.tokenizer_hash);
     return search;
 }
 

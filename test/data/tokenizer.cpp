@@ -296,4 +296,9 @@ TEST_CASE("complete_utf8: leaves out bytes that may begin a character") {
         CHECK(complete_utf8(text.substr(0, length)) == whole[length]);
     CHECK(complete_utf8("a\x80") == 2);  // not the beginning of a character
     CHECK(complete_utf8("\x80\x80\x80\x80") == 4);
+    for (size_t length = 0; length <= text.size(); length++)
+        CHECK(is_utf8(text.substr(0, length)) == (whole[length] == length));
+    CHECK(!is_utf8("\xffz"));
+    CHECK(!is_utf8("z\xed\xa0\x80"));  // surrogate
+    CHECK(is_utf8(std::string("\0\x1b", 2)));
 }

@@ -166,10 +166,28 @@ class Prompts(Case):
                 (["--prompt", "ids:7,100000"], DATA, ["token id 100000, which is outside"]),
                 (["--prompt", "caf\udce9"], FLAGS, ["--prompt is not valid UTF-8"]),
                 (["--prompt", "ids:x"], FLAGS, ["--prompt: ids: begins a prompt of token ids"]),
-                (["--prompt", "the", "--tokenizer", other], DATA, [other, "is not the one that", "tokenizer_hash"])):
+                (["--prompt", "the", "--tokenizer", other], DATA, [other, "is not the tokenizer that", "tokenizer_hash"])):
             result = run(*tiny_flags(*common, *flags))
             self.refused(result, code, *parts)
             self.assertNotIn("step 1", result.out)
+
+    def test_a_tokenizer_json_of_another_tokenizer(self):
+        """It has the same table, or belongs to a data set that somebody has prepared again: prompts would get other tokens."""
+        trained = self.train(self.shards("llama3"))
+        own, other = trained.path("tokenizer.json"), new_path("other") + ".json"
+        changed = read_json(own)
+        changed["model"]["merges"].reverse()
+        with open(other, "w", encoding="utf-8") as file:
+            json.dump(changed, file)
+        sample, export = ["sample", "--from", trained.directory, "--prompt", "the", "-g", "1"], ["export", "--from", trained.directory, "--to"]
+        self.refused(run(*sample, "--tokenizer", other), DATA, other, "is not the tokenizer that the training data was made with")
+        self.assertNotIn("note", self.succeeds(run(*export, new_path())).out)
+        shutil.copy(other, own)
+        self.refused(run(*sample), DATA, own, "is not the tokenizer that the training data was made with")
+        exported = new_path()
+        self.assertIn(f"note: the export has no tokenizer, because {own} is not the tokenizer of ",
+                      self.succeeds(run(*export, exported)).out)
+        self.assertFalse(os.path.exists(os.path.join(exported, "tokenizer.json")))
 
     def test_runs_with_a_table_alone(self):
         """Older runs have no tokenizer.json: data.prepare makes GPT-2's, and others are exported without one."""
