@@ -99,6 +99,7 @@ void set_flags(const std::vector<GivenFlag>& given, Options& options) {
     for (const GivenFlag& one : given)
         if (one.flag->clear) one.flag->clear(options);
     for (const auto& [flag, value] : given) {
+        if (flag->long_name == "config" && !options.config_file.empty()) refuse("--config is given twice; use one");
         options.given.insert(flag->long_name);
         try {
             flag->set(options, value);

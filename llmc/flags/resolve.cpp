@@ -386,7 +386,7 @@ void note_flags_without_effect(Options& o, int ranks) {
         const char* without;
     } rows[] = {{"val-batches val-precision", validates, "without --val"},
                 {"val-every", validates || scores, "without --val, --task or --hellaswag"},
-                {"prompt sample-tokens", o.sample_every > 0, "without --sample-every"},
+                {"prompt sample-tokens temperature top-k top-p", o.sample_every > 0, "without --sample-every"},
                 {"keep after-checkpoint checkpoint-local on-save-error", !o.out.empty(), "without --out"},
                 {"reduce", ranks > 1, "in one process; start several with mpirun or srun"}};
     for (const auto& [names, are_read, without] : rows)

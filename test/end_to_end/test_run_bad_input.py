@@ -196,6 +196,9 @@ class BadInput(Case):
                 with open(os.path.join(folder, name), encoding="utf-8") as file:
                     read.update(re.findall(r'"(LLMC_[A-Z_]+)"', file.read()))
         self.assertEqual(set(re.findall("LLMC_[A-Z_]+", note)) - {"LLMC_SECRETS"}, read)
+        with open(os.path.join(ROOT, "dev", "notes", "testing.md"), encoding="utf-8") as file:
+            table = re.findall(r"^\| `(LLMC_[A-Z_]+)` \|", file.read(), re.MULTILINE)
+        self.assertEqual(sorted(table), sorted(read - {"LLMC_SECRET"}))  # for users: dev/guide/several_gpus.md
 
     def test_weights_of_zeros(self):
         """A file with holes, as an incomplete download may leave one. A bias may be zero."""

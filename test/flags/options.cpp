@@ -324,6 +324,7 @@ TEST_CASE("options: bad values") {
         {{"-b", "-t", "8"}, "--batch needs a value"},
         {{"-i", "--val", "x"}, "--train needs a value"},
         {{"--config", "no/such/file"}, "cannot open the configuration file no/such/file: No such file"},
+        {{"--config", "a", "--config", "b"}, "--config is given twice"},
         {{}, "no training data"},
         {{"-b", "8"}, "no training data"},
     };

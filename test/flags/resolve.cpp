@@ -354,10 +354,11 @@ TEST_CASE("resolve: clipping and momentum that contradict other flags") {
 
 TEST_CASE("resolve: flags that the run does not read are noted") {
     Options o;
-    o.val_batches = 3, o.keep = 5, o.prompt = "x";
-    o.given = {"val-batches", "keep", "prompt"};
+    o.val_batches = 3, o.keep = 5, o.prompt = "x", o.top_k = 7;
+    o.given = {"val-batches", "keep", "prompt", "top-k"};
     CHECK(resolved(o).notes == std::vector<std::string>{"--val-batches has no effect without --val",
                                                         "--prompt has no effect without --sample-every",
+                                                        "--top-k has no effect without --sample-every",
                                                         "--keep has no effect without --out"});
     o.val = {{"", "v.bin"}}, o.sample_every = 1, o.out = "run";
     CHECK(resolved(o).notes.empty());
