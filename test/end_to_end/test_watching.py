@@ -111,12 +111,12 @@ class Following(unittest.TestCase):
 
     def ended(self, process):
         """The exit code and the output, without the last line."""
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         return process.returncode, re.sub(r"follow: \S.* is in \S.* up to step \d+\n$", "", out) + err
 
     def follow_to_the_end(self, directory, *flags):
         process = self.follow(directory, *flags)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         self.assertEqual((process.returncode, err), (0, ""))
         last = max(record["step"] for record in read_records(directory))
         self.assertRegex(out, rf"^follow: .*{re.escape(directory)} is in \S.* up to step {last}\n$")
