@@ -3,7 +3,7 @@
 # resumes, samples, an evaluation, a comparison of FP8 with BF16, an export, and a report. The text is Shakespeare's
 # (1 MB, downloaded once) or your own. All output goes to out/tour/. dev/guide/tour.md shows what it prints.
 #
-#   ./scripts/tour.sh                                  about five minutes on a CPU, and the build
+#   ./scripts/tour.sh                                  3 to 7 minutes on two CPU cores, and the build
 #   ./scripts/tour.sh --text 'books/*.txt' --steps 4000 --vocab 1024 --out out/books
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
