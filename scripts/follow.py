@@ -26,7 +26,7 @@ import re
 import sys
 import time
 
-from runs import TASK_SCORES, continue_in_venv, is_count, is_going_on, misfit, printable, read_info, with_ratios
+from runs import TASK_SCORES, continue_in_venv, goes_back, is_count, is_going_on, misfit, printable, read_info, with_ratios
 
 
 def warn(text):
@@ -178,8 +178,7 @@ class Metrics:
                 found.append((number, record))
                 if "loss" in record:
                     if record["step"] <= self.step:
-                        warn(f"{self.path}: line {number + 1} goes back from step {self.step} to step {record['step']}: the file "
-                             "holds records of several runs, or of steps that were repeated")
+                        warn(f"{self.path}: line {number + 1} {goes_back(self.step, record['step'])}")
                     self.step = record["step"]
             elif line.strip():
                 self.skip(number)

@@ -256,6 +256,11 @@ def is_going_on(directory):
         return False
 
 
+def goes_back(before, after):
+    """The description of a metrics.jsonl in which the record of step `after` follows that of step `before`."""
+    return f"goes back from step {before} to step {after}: it holds records of several runs, or of steps that were repeated"
+
+
 def find_floor(config):
     """The entropy floor in the sidecar of the first validation (or training) shard, or None."""
     val = config.get("val") or []
@@ -300,8 +305,7 @@ def read_run(path):
     steps = [record["step"] for record in records if "loss" in record]
     backward = next(((a, b) for a, b in zip(steps, steps[1:]) if b <= a), None)
     if backward:
-        run.notes.append(f"metrics.jsonl goes back from step {backward[0]} to step {backward[1]}: it holds records of several "
-                         "runs, or of steps that were repeated; the later ones count")
+        run.notes.append(f"metrics.jsonl {goes_back(*backward)}; the later ones count")
     for record in without_repeats(records):
         if key := misfit(record):
             broken.append(f"step {record['step']}: {printable(key)}")

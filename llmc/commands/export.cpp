@@ -91,8 +91,10 @@ DocumentTokens write_tokenizer(const Options& o, const WeightSource& source, con
     if (!o.tokenizer.empty()) return write_hf_tokenizer(o.tokenizer, target);
     std::string problem = search.problem;
     try {
-        if (search.tokenizer) require_one_tokenizer(*search.tokenizer);
-        if (search.tokenizer) return write_hf_tokenizer(search.tokenizer->encoder(), target);
+        if (search.tokenizer) {
+            require_one_tokenizer(*search.tokenizer);
+            return write_hf_tokenizer(search.tokenizer->encoder(), target);
+        }
     } catch (const Error& error) {
         problem = error.what();
     }

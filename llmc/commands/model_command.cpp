@@ -42,8 +42,10 @@ TokenizerSearch find_tokenizer(const std::string& given, const std::string& from
     if (!given.empty()) {
         TokenDecoder decoder = TokenDecoder::open(given);
         require_tokens_fit(given, decoder.vocab(), vocab);
-        if (search.tokenizer) decoder.require_same(*search.tokenizer);
-        if (search.tokenizer && !search.tokenizer->hash().empty()) decoder.set_hash(search.tokenizer->hash());
+        if (search.tokenizer) {
+            decoder.require_same(*search.tokenizer);
+            if (!search.tokenizer->hash().empty()) decoder.set_hash(search.tokenizer->hash());
+        }
         search = {decoder, ""};
     }
     if (search.tokenizer && weights.end_token() >= 0) search.tokenizer->set_end_token(weights.end_token());

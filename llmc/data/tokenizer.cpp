@@ -96,8 +96,12 @@ size_t complete_utf8(std::string_view text) {
 
 bool is_utf8(std::string_view text) {
     uint32_t ignored = 0;
-    while (!text.empty() && utf8_length(text, ignored) > 0) text.remove_prefix(utf8_length(text, ignored));
-    return text.empty();
+    while (!text.empty()) {
+        const size_t length = utf8_length(text, ignored);
+        if (length == 0) return false;
+        text.remove_prefix(length);
+    }
+    return true;
 }
 
 std::string sanitize(const std::string& text) {

@@ -17,7 +17,7 @@ namespace virtual_gpu {
 namespace {
 
 constexpr uint32_t kPiece = 16;  // bytes; matrices in shared memory consist of rows of this size
-constexpr int kWarpRows = 16;    // of A and D, per warp
+constexpr int kWarpRows = 16;    // rows of A and D that a warp computes
 constexpr int kRowPieces = 2;    // along k: 32 bytes per instruction for every element type
 constexpr int kRegistersOfA = 4;
 

@@ -25,8 +25,8 @@ struct CodeTarget {
 };
 
 // Quantizes values (rows, columns), whose rows start `stride` elements apart. `columns` is a multiple of 16, `rows`
-// of 8. With `random`, which has a word of random bits for each value, at the same place, dither() rounds
-// stochastically; without it, values are rounded to nearest.
+// of 8. `random` has one word of random bits for each value, in the layout of `values`: dither() rounds stochastically
+// with them. Without `random`, values are rounded to nearest.
 template <class F8>
 void quantize_rows(const CodeTarget<F8>& to, Tally& tally, const float* values, size_t stride, int rows, int columns,
                    float scale, QuantizePass pass, const uint32_t* random = nullptr);
