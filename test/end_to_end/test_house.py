@@ -543,6 +543,12 @@ class Words(unittest.TestCase):
             if name not in WITHOUT_COMMAND:
                 self.assertLessEqual(first_command(page) or 99, 15, name)
 
+    def test_each_question_has_a_command_and_a_link(self):
+        questions = re.split(r"^### ", read("dev/guide/README.md"), flags=re.MULTILINE)[1:]
+        self.assertGreater(len(questions), 20)
+        for question in questions:
+            self.assertRegex(question, r"(?s)\A[^\n]+\n\n    \S.*\]\(", question.split("\n")[0])
+
     def test_the_first_command_is_found(self):
         self.assertEqual(first_command("# T\n\n    make\n"), 3)
         self.assertEqual(first_command("# T\n```\nmake\n"), 2)

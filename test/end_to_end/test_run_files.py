@@ -424,8 +424,10 @@ class PlansInGuides(Case):
             at, anywhere = at + 1, False
 
     def test_planning(self):
+        d12 = ("-e", "d12", "-b", "32", "-d", "524288", "-x", "19560", "--gpu", "h200")
+        self.shows("planning.md", "  total                    13.5 GiB   fits into H200, which has 139.8 GiB", *d12)
         self.shows("planning.md", "Model d12: 12 layers, 12 heads of 64, 768 channels, vocabulary 50257 (padded to 50304), "
-                   "context 1024", "-e", "d12", "-b", "32", "-d", "524288", "-x", "19560", "--gpu", "h200")
+                   "context 1024", *d12)
         self.shows("planning.md", "Sharding: each of 16 ranks, stage by stage", "-e", "d24", "-b", "16", "--world", "16",
                    "--gpu", "h100")
 
