@@ -269,7 +269,11 @@ def find_floor(config):
     for pattern in (named[1] if named else first, config.get("train")):
         if not isinstance(pattern, str):
             continue
-        for shard in [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern)):
+        # As the trainer reads it: the longest beginning that is a file or directory is a name, even with [ in it.
+        name = len(pattern)
+        while name > 0 and not os.path.exists(pattern[:name]):
+            name = pattern.rfind("/", 0, name - 1) + 1
+        for shard in sorted(glob.glob(glob.escape(pattern[:name]) + pattern[name:])):
             sidecar = read_object(shard + ".json")
             if sidecar is not None:
                 floor = sidecar.get("entropy_floor")

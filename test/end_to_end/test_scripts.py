@@ -330,6 +330,16 @@ class Records(InDirectory):
         self.assertIn(":1 is not JSON", reason(write_records(self, "torn", [dict(step=2, loss=1.0)][:0], "{\n{}\n")))
         self.assertIn(":1 is not a record", reason(write_records(self, "other", [[1, 2]])))
 
+    def test_floor_of_a_pattern_after_a_name_with_brackets(self):
+        """As the trainer reads it: [1] is a part of the directory's name, and [v] is a pattern."""
+        directory = os.path.join(self.directory, "data[1]")
+        os.mkdir(directory)
+        for name, text in (("v.bin", ""), ("v.bin.json", '{"entropy_floor": 0.75}')):
+            with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
+                file.write(text)
+        for name in ("v.bin", "v*.bin", "[v].bin"):
+            self.assertEqual(self.module.find_floor({"val": [os.path.join(directory, name)]}), 0.75, name)
+
 
 class Ends(unittest.TestCase):
     """How scripts end when somebody stops them or stops reading."""
