@@ -3,6 +3,7 @@
 #include "llmc/base/files.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -88,6 +89,20 @@ TEST_CASE("input files: pipes, directories, devices and files that are too large
           "cannot open the recipe " + (directory / "none") + ": No such file or directory" + hint);
     CHECK(refusal(large) ==
           "cannot open the recipe " + large + ": it has 1048577 bytes, and the limit is 1 MiB" + hint);
+}
+
+TEST_CASE("input files: at the limit of open files, the message names the limit") {
+    const TemporaryDirectory directory;
+    const std::string path = directory / "a";
+    std::ofstream(path).put('x');
+    rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+    const rlimit none = {0, before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+    const std::string message = error_of([&] { read_input(path, kKind); }, ExitCode::no_resources);
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK(message == "cannot open the recipe " + path + ": Too many open files; raise this shell's limit (ulimit -n)");
+    CHECK(refusal(path) == "");
 }
 
 TEST_CASE("input files: a Git LFS pointer is refused and named") {
