@@ -25,7 +25,13 @@ std::string program_hash() {
     return fmt::format("{:016x}", hash);
 }
 
-void check_mpi_world(const LaunchInfo& launch, int world) {
+void check_mpi_world(const LaunchInfo& launch, int rank, int world) {
+    if (launch.world == 0 && launch.rank != rank)
+        throw Error(
+            ExitCode::bad_flags,
+            "PMIX_RANK={} is in the environment, but MPI sees rank {} of {}: start the ranks with the mpirun of "
+            "this program's MPI, or unset PMIX_RANK",
+            launch.rank, rank, world);
     if (launch.world == 0 || launch.world == world) return;
     if (launch.launcher == "srun")
         throw Error(ExitCode::bad_flags,
@@ -48,7 +54,7 @@ Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {
     std::shared_ptr<Transport> transport;
     if (choice.transport == CommChoice::Transport::mpi) {
         transport = make_mpi_transport(options.largest_message);
-        check_mpi_world(launch, transport->world());
+        check_mpi_world(launch, transport->rank(), transport->world());
     } else {
         transport = make_tcp_transport(launch.rank, {.address = {launch.address, launch.port},
                                                      .world = launch.world,

@@ -109,6 +109,12 @@ LaunchInfo launch_environment(const std::function<const char*(const char*)>& get
         info.mpi = true;
     } else {
         read_rank(info, e);
+        for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"})
+            if (info.alone() && e.number(name).value_or(0) > 0)
+                throw Error(
+                    ExitCode::bad_flags,
+                    "the environment has {}={} but no number of ranks; start the ranks with mpirun, or unset it", name,
+                    e.text(name));
     }
     info.secret = read_secret(info.launcher, e);
     info.tasks = e.number("SLURM_NTASKS").value_or(1);

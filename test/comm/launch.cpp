@@ -116,6 +116,11 @@ TEST_CASE("launch: the secret is LLMC_SECRET, or else the launcher's job id") {
 TEST_CASE("launch: contradictions are refused") {
     CHECK(contains(refusal_of({{"RANK", "1"}}), "RANK but no WORLD_SIZE"));
     CHECK(contains(refusal_of({{"WORLD_SIZE", "4"}}), "WORLD_SIZE but no RANK"));
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
+        CHECK(contains(refusal_of({{name, "1"}}), std::string(name) + "=1 but no number of ranks"));
+        CHECK(launched({{name, "0"}}).alone());
+        CHECK(launched(with(kTorchrun, {{name, "1"}})).rank == 3);
+    }
     CHECK(contains(refusal_of(with(kTorchrun, {{"RANK", "8"}})), "rank 8 of 8 ranks"));
     CHECK(contains(refusal_of(with(kTorchrun, {{"RANK", "two"}})), "RANK=two"));
     CHECK(contains(refusal_of(with(kTorchrun, {{"RANK", "-1"}})), "RANK=-1"));

@@ -260,6 +260,11 @@ class OtherInputs(Case):
             self.succeeds(self.run_with("train.bin", lambda data: data, *flags))
 
     @unittest.skipUnless(MPIRUN, "mpirun is not installed")
+    def test_rank_that_mpi_does_not_know(self):
+        """It would train alone, and so would the others."""
+        self.refused(run(*tiny_flags("--max-steps", "1"), env={"PMIX_RANK": "1"}), FLAGS, "PMIX_RANK=1", "rank 0 of 1")
+
+    @unittest.skipUnless(MPIRUN, "mpirun is not installed")
     def test_another_device_is_noted(self):
         flags = ["--train", corpus().train, *TINY_MODEL, *TINY_BATCH, "--max-steps", "1", "--precision", "fp32"]
         note = "note: rank 1 has another device or other libraries than rank 0 and may round differently: CPU (2 threads) "
