@@ -19,6 +19,7 @@
 #include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/commands/planning.h"
+#include "llmc/flags/help.h"
 #include "llmc/log/metrics.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
@@ -151,16 +152,16 @@ void keep(const std::vector<Result>& results, const DeviceInfo& device) {
 
 ExitCode check_card(int argc, const char* const* argv, bool json, const LaunchInfo& launch) {
     ParsedOptions parsed = parse_options(argc, argv);
+    Options& o = parsed.options;
+    if (o.help || o.help_all)
+        parsed.text = help_text(
+            "Usage: check_card [--json] FLAGS\n\nTests on this card the kernels, matmuls and collectives of a training "
+            "run with\nthese flags. It needs no data.\n",
+            o.help_all, help_width());
     if (parsed.text) {
-        // The help of train_gpt begins with its commands and examples.
-        if (const size_t flags = parsed.text->find("Flags shown without"); flags != std::string::npos)
-            parsed.text->replace(0, flags,
-                                 "Usage: check_card [--json] FLAGS\n\nTests on this card the kernels, matmuls and "
-                                 "collectives of a training run with\nthese flags. It needs no data.\n\n");
         std::fputs(parsed.text->c_str(), stdout);
         return ExitCode::ok;
     }
-    Options& o = parsed.options;
     only_bench(o);
     Inputs inputs(o);
     Ranks ranks(o, launch);

@@ -58,18 +58,6 @@ std::vector<std::string> groups() {
     return names;
 }
 
-std::string usage(const std::string& program, size_t width) {
-    std::string text = program + ": pretrains GPTs in FP8 from shards of tokens.\n\nUsage: " + program +
-                       " [COMMAND] FLAGS\n\nCommands\n";
-    for (const auto& [name, help] : kCommands) text += two_columns(fmt::format("  {}", name), help, 11, width);
-    const std::string p = "  " + program;
-    text += "\nExamples\n" + p + " -i 'data/*train_*.bin' -j 'data/*val_*.bin' -o runs/first\n" + p +
-            " -o runs/first --resume latest\n" + p +
-            " -i 'data/*train_*.bin' -o runs/small -e tiny -x 500  # on a CPU\n" + p +
-            " -e gpt2-xl -b 16 --dry-run --gpu h200\n";
-    return text + "\n" + wrap("Flags shown without a value are switches. Defaults are in [brackets].", 0, width) + "\n";
-}
-
 std::string escaped(const std::string& text) {
     std::string result;
     for (const char c : text) {
@@ -119,15 +107,24 @@ size_t help_width() {
     return static_cast<size_t>(std::clamp(width, kNarrowest, kWidest));
 }
 
-std::string help_text(const std::string& program, bool all, size_t width) {
-    std::string text = usage(program, width);
+std::string usage_text(const std::string& program, size_t width) {
+    std::string text = program + ": pretrains GPTs in FP8 from shards of tokens.\n\nUsage: " + program +
+                       " [COMMAND] FLAGS\n\nCommands\n";
+    for (const auto& [name, help] : kCommands) text += two_columns(fmt::format("  {}", name), help, 11, width);
+    const std::string p = "  " + program;
+    return text + "\nExamples\n" + p + " -i 'data/*train_*.bin' -j 'data/*val_*.bin' -o runs/first\n" + p +
+           " -o runs/first --resume latest\n" + p +
+           " -i 'data/*train_*.bin' -o runs/small -e tiny -x 500  # on a CPU\n" + p +
+           " -e gpt2-xl -b 16 --dry-run --gpu h200\n";
+}
+
+std::string help_text(const std::string& usage, bool all, size_t width) {
+    std::string text = usage + "\n";
+    text += wrap("Flags shown without a value are switches. Defaults are in [brackets].", 0, width) + "\n";
     for (const std::string& group : groups())
         if (const std::vector<Flag> flags = flags_of(group, all); !flags.empty())
             text += "\n" + wrap(group, 0, width) + "\n" + help_of(flags, width);
-    if (!all) {
-        const std::string others = fmt::format("{} --help-all lists all {} flags.", program, all_flags().size());
-        text += "\n" + wrap(others, 0, width) + "\n";
-    }
+    if (!all) text += fmt::format("\n--help-all lists all {} flags.\n", all_flags().size());
     return text + "\n" + wrap(kExitCodes, 0, width) + "\n";
 }
 

@@ -15,8 +15,10 @@ struct Flag;
 // The width for help: COLUMNS, else the terminal's, else 80; never below 60 or above 120.
 size_t help_width();
 
-// The text of --help; with `all`, of --help-all.
-std::string help_text(const std::string& program, bool all, size_t width);
+// What train_gpt is, its commands and examples.
+std::string usage_text(const std::string& program, size_t width);
+// The text of --help behind `usage`; with `all`, of --help-all.
+std::string help_text(const std::string& usage, bool all, size_t width);
 // The text of `train_gpt COMMAND --help`.
 std::string command_help(const CommandFlags& command, size_t width);
 

@@ -249,7 +249,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     set_flags(given, options);
     if (options.help || options.help_all) {
         const std::string program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "train_gpt";
-        parsed.text = help_text(program, options.help_all, help_width());
+        parsed.text = help_text(usage_text(program, help_width()), options.help_all, help_width());
     } else if (options.help_markdown) {
         parsed.text = help_markdown();
     } else if (options.version) {

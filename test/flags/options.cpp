@@ -667,15 +667,23 @@ TEST_CASE("options: -e list names the models that -e takes, without training dat
     CHECK(parse_json<json>(*parse({"-e", "list", "--json"}).text) == json(model_names()));
 }
 
+namespace {
+
+std::string help_of(const char* program, bool all, size_t width) {
+    return help_text(usage_text(program, width), all, width);
+}
+
+}  // namespace
+
 TEST_CASE("options: help and version win over everything else") {
     for (const Arguments& arguments :
          {Arguments{"--help"}, Arguments{"-h"}, Arguments{"help"}, Arguments{"train", "-h"},
           Arguments{"-b", "4", "--help", "--unknown"}, Arguments{"-h", "-b"}}) {
         const ParsedOptions parsed = parse(arguments);
         REQUIRE(parsed.text);
-        CHECK(*parsed.text == help_text("train_gpt", false, help_width()));
+        CHECK(*parsed.text == help_of("train_gpt", false, help_width()));
     }
-    CHECK(*parse({"--help-all"}).text == help_text("train_gpt", true, help_width()));
+    CHECK(*parse({"--help-all"}).text == help_of("train_gpt", true, help_width()));
     CHECK(*parse({"-i", "x", "--help-markdown"}).text == help_markdown());
     CHECK(contains(*parse({"--version"}).text, "train_gpt " + version_number()));
     CHECK(contains(*parse({"--version"}).text, word_of(default_precision())));
@@ -702,7 +710,7 @@ std::vector<std::string> flags_in(const std::string& help) {
 }  // namespace
 
 TEST_CASE("options: --help-all shows every flag with its true default") {
-    const std::string help = help_text("train_gpt_cpu", true, 100);
+    const std::string help = help_of("train_gpt_cpu", true, 100);
     CHECK(contains(help, "Usage: train_gpt_cpu [COMMAND] FLAGS"));
     CHECK(flags_in(help).size() == all_flags().size());
     std::set<std::string> long_names;
@@ -726,7 +734,7 @@ TEST_CASE("options: --help-all shows every flag with its true default") {
 }
 
 TEST_CASE("options: --help shows the flags that matter most, on little more than a page") {
-    const std::string help = help_text("train_gpt", false, 100);
+    const std::string help = help_of("train_gpt", false, 100);
     size_t common = 0;
     for (const Flag& flag : all_flags()) common += flag.common;
     CHECK(flags_in(help).size() == common);
@@ -742,7 +750,7 @@ TEST_CASE("options: --help shows the flags that matter most, on little more than
 TEST_CASE("options: help fits the width of the terminal") {
     for (const bool all : {false, true})
         for (const size_t width : {80, 100, 120}) {
-            const std::string help = help_text("train_gpt_cpu", all, width);
+            const std::string help = help_of("train_gpt_cpu", all, width);
             CHECK(longest_line(help) <= width);
             CHECK(longest_line(help) + 10 > width);
             CHECK(!contains(help, " \n"));
