@@ -1,5 +1,7 @@
 // Reads command lines, and answers arguments that are not flags.
 // build: addresses, fuzzed
+#include <algorithm>
+
 #include "llmc/flags/flags.h"
 #include "llmc/flags/help.h"
 
@@ -98,8 +100,14 @@ std::vector<GivenFlag> read_flags(const std::vector<std::string>& arguments, con
 void set_flags(const std::vector<GivenFlag>& given, Options& options) {
     for (const GivenFlag& one : given)
         if (one.flag->clear) one.flag->clear(options);
+    // Other flags override themselves, so that scripts can end in "$@".
+    const auto refuse_two = [&](const char* name, const char* instead) {
+        if (std::count_if(given.begin(), given.end(), [&](auto& one) { return one.flag->long_name == name; }) > 1)
+            refuse("--{} is given twice; use {}", name, instead);
+    };
+    refuse_two("config", "one");
+    refuse_two("train", "one pattern, as in -i '{A,B}', or a mixture, as in -i 'A:0.7,B:0.3'");
     for (const auto& [flag, value] : given) {
-        if (flag->long_name == "config" && !options.config_file.empty()) refuse("--config is given twice; use one");
         options.given.insert(flag->long_name);
         try {
             flag->set(options, value);

@@ -15,7 +15,7 @@ struct Flag;
 // The width for help: COLUMNS, else the terminal's, else 80; never below 60 or above 120.
 size_t help_width();
 
-// What train_gpt is, its commands and examples.
+// The purpose of train_gpt, its commands and examples.
 std::string usage_text(const std::string& program, size_t width);
 // The text of --help behind `usage`; with `all`, of --help-all.
 std::string help_text(const std::string& usage, bool all, size_t width);

@@ -23,7 +23,7 @@ from test_ranks import ENVIRONMENT
 from test_run_ranks import MPIRUN, ONE_THREAD, command, run_each, run_on
 from trainer import (CHECKPOINT, DATA, FLAGS, FP8_RECIPES, PROGRAM, RESOURCES, ROOT, STOPPED, TIME_FIELDS, Case, corpus,
                      disk_trouble, new_path, read_bytes, read_json, read_records, read_safetensors, recipe_flags, run,
-                     workspace, write_json, write_shard)
+                     train_flags, workspace, write_json, write_shard)
 
 MATRIX = bool(os.environ.get("CHECKPOINT_MATRIX"))
 # One layer of 32 channels: a few milliseconds a step.
@@ -32,7 +32,7 @@ MICRO = ["--layers", "1", "--channels", "32", "--heads", "1", "--context", "16",
 
 
 def micro_flags(*flags):
-    return ["--train", corpus().train, "--val", corpus().val, *MICRO, "--precision", "bf16", "--max-steps", "12",
+    return [*train_flags(flags), "--val", corpus().val, *MICRO, "--precision", "bf16", "--max-steps", "12",
             "--val-every", "5", "--val-batches", "1", "--fp8-log-every", "2", *flags]
 
 

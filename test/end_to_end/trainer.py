@@ -201,10 +201,15 @@ class Case(unittest.TestCase):
             self.assertEqual(a, b)
 
 
+def train_flags(flags):
+    """The small corpus, unless the flags name other training data."""
+    return [] if "--train" in flags else ["--train", corpus().train]
+
+
 def tiny_flags(*flags):
     """A tiny run on the small corpus; later flags override earlier ones. FP8 means all layers of its two blocks."""
     layers = ["--fp8-layers", "all"] if "fp8" in flags else []
-    return ["--train", corpus().train, *TINY_MODEL, *TINY_BATCH, "--precision", "bf16", *layers, "--max-steps", "5", *flags]
+    return [*train_flags(flags), *TINY_MODEL, *TINY_BATCH, "--precision", "bf16", *layers, "--max-steps", "5", *flags]
 
 
 def recipe_flags(recipe):
