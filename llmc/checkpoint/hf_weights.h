@@ -78,6 +78,7 @@ public:
     explicit HfWeights(const std::string& path, const ModelConfig* expected = nullptr);
 
     const ModelConfig& model() const override { return model_; }
+    bool describes_model() const override { return !files_.config_path().empty(); }
     std::vector<float> fetch(const std::string& name) const override;
     int end_token() const override { return token_id("eos_token_id"); }
     int begin_token() const override { return token_id("bos_token_id"); }

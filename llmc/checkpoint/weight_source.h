@@ -23,6 +23,8 @@ public:
     virtual int end_token() const { return -1; }
     // The same, except for models of other programs, which may end documents with another token.
     virtual int begin_token() const { return end_token(); }
+    // False if a file of weights alone was taken for a given model.
+    virtual bool describes_model() const { return true; }
     // The checkpoint that was chosen if `from` names a run, or else `from`.
     virtual std::string place(const std::string& from) const { return from; }
 };

@@ -464,6 +464,14 @@ void decay(Trainer<Real>& trainer, const Options& o, const Decay& decay) {
 template void decay(Trainer<float>&, const Options&, const Decay&);
 template void decay(Trainer<bf16>&, const Options&, const Decay&);
 
+// The fields of a model that the shapes of its tensors do not show.
+static Json fields_without_tensors(const ModelConfig& model) {
+    Json fields = model_json(model);
+    for (const char* shown : {"architecture", "layers", "channels", "vocab", "context", "hidden", "tied"})
+        fields.erase(shown);
+    return fields;
+}
+
 template <class Real>
 RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
     if (resumed) {
@@ -481,6 +489,9 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, 
         load_weights(trainer, *weights, o.init_from);
         if (ranks.comm.is_main())
             print_line("weights read from {} in {:.2f} s", weights->place(o.init_from), monotonic_seconds() - start);
+        if (ranks.comm.is_main() && !weights->describes_model())
+            print_line("note: {} has no config.json next to it, so these values of the model are from -e and flags: {}",
+                       o.init_from, json_text(fields_without_tensors(o.model)));
     }
     RunPosition position;
     position.run_id = new_run_id();

@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shutil
 import unittest
 
 from test_run_ranks import MPIRUN, run_ranks
@@ -78,6 +79,15 @@ class Architectures(Case):
         config = os.path.join(exported, "config.json")
         write_json(config, dict(read_json(config), quantization_config={"quant_method": "gptq"}))
         self.refused(run("eval", "--from", exported, "--val", corpus().val), CHECKPOINT, '"quant_method" is "gptq"')
+
+    def test_weights_alone(self):
+        """Without a config.json the start says which values no tensor shows, because -e may name another model."""
+        trained, bare = new_path(), new_path() + ".safetensors"
+        self.succeeded(*flags(described("llama"), "--out", trained, "--max-steps", "1"))
+        shutil.copy(os.path.join(trained, "model.safetensors"), bare)
+        for source, model, found in ((bare, described("llama", rope_theta=7.0), True), (trained, described("llama"), False)):
+            out = self.succeeded(*flags(model, "--init-from", source, "--max-steps", "1"))
+            self.assertEqual((f"note: {source} has no config.json" in out, '"rope_theta":7.0' in out), (found, found), out)
 
     def test_mistral(self):
         run_directory = self.check(described("mistral", window=8), "MistralForCausalLM", "--precision", "fp8")
