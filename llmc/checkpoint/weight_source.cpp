@@ -136,6 +136,12 @@ int CheckpointWeights::end_token() const {
     return known && data->at("end_token").is_number_unsigned() ? data->at("end_token").get<int>() : -1;
 }
 
+std::optional<std::string> CheckpointWeights::tokenizer_hash() const {
+    const nlohmann::ordered_json& run = *reader_.manifest().run;
+    const nlohmann::ordered_json::json_pointer hash("/data/tokenizer_hash");
+    return run.contains(hash) && run[hash].is_string() ? std::optional(run[hash].get<std::string>()) : std::nullopt;
+}
+
 // Fetches the tensor with its padded rows.
 std::vector<float> CheckpointWeights::fetch(const std::string& name) const {
     std::vector<float> values(reader_.tensor(name).elements());

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ public:
     virtual int begin_token() const { return end_token(); }
     // False if a file of weights alone was taken for a given model.
     virtual bool describes_model() const { return true; }
+    // The tokenizer of the training data, as sidecars name it; nothing if it is unknown.
+    virtual std::optional<std::string> tokenizer_hash() const { return std::nullopt; }
     // The checkpoint that was chosen if `from` names a run, or else `from`.
     virtual std::string place(const std::string& from) const { return from; }
 };
@@ -71,6 +74,7 @@ public:
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;
     int end_token() const override;
+    std::optional<std::string> tokenizer_hash() const override;
     std::string place(const std::string&) const override { return reader_.directory(); }
 
 private:

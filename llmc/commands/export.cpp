@@ -127,8 +127,12 @@ ExitCode export_weights(const Options& o) {
     } else {
         const TokenizerSearch search = find_tokenizer("", o.from, *source);
         std::optional<TokenDecoder> given;  // stays empty if it cannot be decoded here; its files are copied then
-        if (!o.tokenizer.empty() && search.tokenizer) failure_of([&] { given = TokenDecoder::open(o.tokenizer); });
-        if (given) given->require_same(*search.tokenizer);
+        if (!o.tokenizer.empty()) failure_of([&] { given = TokenDecoder::open(o.tokenizer); });
+        if (given && search.tokenizer)
+            given->require_same(*search.tokenizer);
+        else if (given)  // it may be the same one in another format
+            if (const Failure doubt = failure_of([&] { require_tokenizer_of(*source, o.from, *given); }))
+                print_line("note: {}", doubt.text);
         make_directory(o);
         const DocumentTokens tokens = write_tokenizer(o, *source, search);
         export_hf_directory(o.to, source->model(), {o.dtype, tokens.end, kHfShardBytes, tokens.begin}, fetch);

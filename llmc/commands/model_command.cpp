@@ -5,8 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint/weight_source.h"
+#include "llmc/comm/agreement.h"  // failure_of
 #include "llmc/flags/flags.h"
 #include "llmc/log/run_directory.h"
+#include "llmc/log/run_files.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/ranks.h"
 #include "llmc/train/state.h"
@@ -33,21 +35,36 @@ void take_flags(const ordered_json& config, const std::vector<std::string>& name
     }
 }
 
+void require_tokenizer_of(const WeightSource& weights, const std::string& from, const TokenDecoder& tokenizer) {
+    TokenFile trained{weights.place(from), {}};
+    trained.sidecar.tokenizer_hash = weights.tokenizer_hash();
+    tokenizer.require_made(trained);
+    const fs::path file(tokenizer.name());
+    if (was_replaced(file.parent_path().string(), file.filename().string()))
+        throw Error(ExitCode::bad_data, "{} was replaced after the run wrote it", tokenizer.name());
+}
+
 TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights) {
     const int vocab = weights.model().vocab;
     std::vector<std::string> directories = weight_directories(from);
     const ordered_json config = run_config(from), train = config.value("train", ordered_json());
     if (train.is_string()) directories.push_back(fs::path(train.get<std::string>()).parent_path().string());
     TokenizerSearch search = find_tokenizer(directories, vocab);
+    if (search.tokenizer)
+        if (const Failure foreign = failure_of([&] { require_tokenizer_of(weights, from, *search.tokenizer); }))
+            search = {{}, foreign.text, true};
     if (!given.empty()) {
         TokenDecoder decoder = TokenDecoder::open(given);
         require_tokens_fit(given, decoder.vocab(), vocab);
         if (search.tokenizer) {
             decoder.require_same(*search.tokenizer);
             if (!search.tokenizer->hash().empty()) decoder.set_hash(search.tokenizer->hash());
+        } else {
+            require_tokenizer_of(weights, from, decoder);
         }
         search = {decoder, ""};
     }
+    if (search.tokenizer && weights.tokenizer_hash()) search.tokenizer->set_hash(*weights.tokenizer_hash());
     if (search.tokenizer && weights.end_token() >= 0) search.tokenizer->set_end_token(weights.end_token());
     return search;
 }

@@ -27,6 +27,9 @@ ExitCode inspect_weights(Options options);        // a micro-batch in three prec
 // the one of the training data.
 TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights);
 
+// Throws Error(bad_data) if the training data of the weights was made with another tokenizer, as far as they say so.
+void require_tokenizer_of(const WeightSource& weights, const std::string& from, const TokenDecoder& tokenizer);
+
 // The configuration, by flag, of the run that wrote the weights. An empty object if it is not known.
 nlohmann::ordered_json run_config(const std::string& from);
 // Takes the flags `names` from a run's configuration, unless the command line has them.

@@ -144,6 +144,13 @@ std::string text_fingerprint(const std::string& text) {
     return fingerprint_of(text.size(), text.substr(0, end), text.substr(text.size() - end));
 }
 
+bool was_replaced(const std::string& directory, const std::string& name) {
+    const Recorded recorded = recorded_in(directory);
+    const auto found = recorded.files.find(name);
+    return found != recorded.files.end() && !found->second.empty() &&
+           found->second != file_fingerprint(directory + "/" + name);
+}
+
 std::vector<RunFile> find_run_files(const std::string& directory) {
     std::vector<std::string> names = names_in(directory);
     if (is_real_directory(directory + "/tensorboard"))

@@ -32,6 +32,9 @@ bool is_run_file(const std::string& directory, const std::string& name);
 std::string file_fingerprint(const std::string& path);
 std::string text_fingerprint(const std::string& text);  // of a file with this content
 
+// True if somebody replaced the file after the run wrote it, as far as run.json says.
+bool was_replaced(const std::string& directory, const std::string& name);
+
 // Deletes, or moves to the directory `target`, the run's own files with one of these fates, and then the directory
 // tensorboard if it is empty. Throws Error(bad_flags) or Error(no_resources).
 void delete_run_files(const std::string& directory, const std::vector<RunFileFate>& fates);

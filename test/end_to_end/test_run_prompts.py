@@ -16,7 +16,7 @@ import unittest
 from test_run_ranks import MPIRUN, run_ranks
 from test_run_sample import HAS_TOKENIZERS, PYTHON
 from trainer import (DATA, ENVIRONMENT, FLAGS, PROGRAM, ROOT, Case, FinishedRun, corpus, llmc_tensors, new_path, read_bytes,
-                     read_json, run, tiny_flags, workspace, write_llmc_model)
+                     read_json, run, tiny_flags, workspace, write_json, write_llmc_model)
 
 # Makes the tokenizers of test/data/made_tokenizers.py, and has the libraries encode texts: {kind: [file, [[text, ids]]]}.
 MAKER = """
@@ -188,6 +188,49 @@ class Prompts(Case):
         self.assertIn(f"note: the export has no tokenizer, because {own} is not the tokenizer of ",
                       self.succeeds(run(*export, exported)).out)
         self.assertFalse(os.path.exists(os.path.join(exported, "tokenizer.json")))
+
+    def of_other_merges(self, own):
+        """A directory with the same table as `own`, a tokenizer.json, and with other merges, as data.prepare writes them."""
+        file, folder = new_path("other") + ".json", new_path("shards")
+        changed = read_json(own)
+        changed["model"]["merges"].reverse()
+        write_json(file, changed)
+        prepare("text", "README.md", "--tokenizer", file, "--val-fraction", "0", "--out", folder)
+        return folder
+
+    def check_without_tokenizer(self, source, reason):
+        """Text is token ids, and an export has no tokenizer."""
+        self.assertIn("note: text is token ids, because " + reason,
+                      self.succeeds(run("sample", "--from", source, "--prompt", "ids:5", "-g", "1")).err)
+        exported = new_path()
+        self.assertIn("note: the export has no tokenizer, because " + reason,
+                      self.succeeds(run("export", "--from", source, "--to", exported)).out)
+        self.assertNotIn("tokenizer.json", os.listdir(exported))
+
+    def test_the_tokenizer_of_a_checkpoint_elsewhere(self):
+        folder, moved = self.shards("llama3"), new_path("moved")
+        trained = self.train(folder, "--checkpoint-every", "3")
+        shutil.move(trained.path("checkpoints/step_00000003"), moved)
+        own, other = trained.path("tokenizer.json"), self.of_other_merges(trained.path("tokenizer.json"))
+        os.rename(folder, folder + "-gone")
+        wrong = os.path.join(other, "tokenizer.json")
+        reason = f"{wrong}: it is not the tokenizer that {moved} was made with"
+        sample = ["sample", "--from", moved, "--prompt", "the", "-g", "1", "--tokenizer"]
+        export = ["export", "--from", moved, "--to", new_path(), "--overwrite", "--tokenizer"]
+        self.refused(run(*sample, wrong), DATA, reason)
+        self.assertIn("note: the tokenizer file " + reason, self.succeeds(run(*export, wrong)).out)
+        for command in (sample, export):
+            done = self.succeeds(run(*command, own))
+            self.assertNotIn("note", done.out + done.err)
+        shutil.copy(wrong, moved)
+        self.check_without_tokenizer(moved, f"the tokenizer file {moved}/tokenizer.json: it is not the tokenizer that")
+
+    def test_a_tokenizer_that_was_replaced(self):
+        trained = self.train(self.shards("llama3"))
+        other = self.of_other_merges(trained.path("tokenizer.json"))
+        for name in ("tokenizer.bin", "tokenizer.json"):
+            shutil.copy(os.path.join(other, name), trained.path(name))
+        self.check_without_tokenizer(trained.directory, trained.path("tokenizer.bin") + " was replaced after the run wrote it")
 
     def test_runs_with_a_table_alone(self):
         """Older runs have no tokenizer.json: data.prepare makes GPT-2's, and others are exported without one."""
