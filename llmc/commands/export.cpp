@@ -102,6 +102,18 @@ DocumentTokens write_tokenizer(const Options& o, const WeightSource& source, con
     return target.tokens;
 }
 
+// transformers 5 splits the text of every Qwen 2 model as below, whatever tokenizer.json says.
+void note_qwen2_tokenizer(const fs::path& directory) {
+    constexpr const char* kSplit = R"(|\\p{N}| ?[^\\s\\p{L}\\p{N}]+)";
+    constexpr InputKind kind = {"tokenizer file", "the tokenizer.json of the export", ExitCode::bad_data};
+    const std::string path = (directory / "tokenizer.json").string();
+    if (path_exists(path) && read_input(path, kind).find(kSplit) == std::string::npos)
+        print_line(
+            "note: transformers 5 splits the text of every Qwen 2 model like Qwen's own tokenizer; load this one with "
+            "PreTrainedTokenizerFast.from_pretrained({}), or see dev/guide/exports.md",
+            shell_quote(directory.string()));
+}
+
 }  // namespace
 
 ExitCode export_weights(const Options& o) {
@@ -135,6 +147,7 @@ ExitCode export_weights(const Options& o) {
                 print_line("note: {}", doubt.text);
         make_directory(o);
         const DocumentTokens tokens = write_tokenizer(o, *source, search);
+        if (source->model().architecture == &kQwen2) note_qwen2_tokenizer(o.to);
         export_hf_directory(o.to, source->model(), {o.dtype, tokens.end, kHfShardBytes, tokens.begin}, fetch);
     }
     zeros.note();

@@ -24,6 +24,8 @@ PACKAGES = ("torch", "transformers")
 
 # Sums of at most a few hundred terms of order 1, added in two orders: each errs by at most 2^-24 times their number.
 SAME = 2e-5
+QWEN2_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+               r"\s*[\r\n]+|\s+(?!\S)|\s+")
 SCALING = {"factor": 8, "low_freq": 1, "high_freq": 4, "old_context": 32}
 
 
@@ -318,6 +320,31 @@ class Documents(Case):
         whole = [[*row, begin] for row in rows]
         self.assertLess(abs(loss(whole) - read_json(directory + ".json")["val_loss"]), SAME)
         self.assertGreater(abs(loss([[row[1], *row[1:]] for row in whole]) - loss(whole)), 20 * SAME)
+
+    def test_every_architecture(self):
+        """AutoTokenizer gives the ids of tokenizer.json, or the export says how to get them."""
+        import tokenizers as library
+        import transformers
+        transformers.logging.set_verbosity_error()
+        folder, text = new_path("shards"), "In 1066, caf\u00e9s (12,345 of them) weren't open."
+        prepare("text", "README.md", "--tokenizer", tokenizers()["llama3"][0], "--val-fraction", "0", "--out", folder)
+        expected = library.Tokenizer.from_file(os.path.join(folder, "tokenizer.json")).encode(text, add_special_tokens=False).ids
+        for name in ("gpt2", "llama", "mistral", "qwen2", "qwen3", "nano"):
+            with self.subTest(name=name):
+                directory, exported = new_path(), new_path()
+                self.succeeds(run("--train", os.path.join(folder, "train_000000.bin"), "-e",
+                                  gpt2() if name == "gpt2" else described(name, kv_heads=4), *TINY_BATCH, "--max-steps", "1",
+                                  "--out", directory, "--precision", "fp32"))
+                noted = "note: transformers 5" in self.succeeds(run("export", "--from", directory, "--to", exported)).out
+                self.assertEqual(noted, name == "qwen2")
+                how = transformers.PreTrainedTokenizerFast if noted else transformers.AutoTokenizer
+                self.assertEqual(how.from_pretrained(exported)(text, add_special_tokens=False).input_ids, expected)
+                if noted:
+                    tokenizer = read_json(os.path.join(exported, "tokenizer.json"))
+                    tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = QWEN2_SPLIT
+                    write_json(qwens := new_path() + ".json", tokenizer)
+                    done = run("export", "--from", directory, "--to", new_path(), "--tokenizer", qwens)
+                    self.assertNotIn("note: transformers 5", self.succeeds(done).out)
 
     def test_llama2(self):
         self.check("llama2", 1)
