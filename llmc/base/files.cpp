@@ -54,10 +54,6 @@ NewFile::NewFile(FileCalls& calls, const std::string& path) : calls_(calls), pat
     if (fd_ < 0) fail_to_write(path, "create it");
 }
 
-NewFile::~NewFile() {
-    if (fd_ >= 0) calls_.close(fd_);
-}
-
 void NewFile::write_at(uint64_t offset, const void* data, size_t bytes) {
     const char* from = static_cast<const char*>(data);
     while (bytes > 0) {
@@ -97,10 +93,6 @@ void sync_directory(FileCalls& calls, const std::string& path) {
 
 AtomicFile::AtomicFile(FileCalls& calls, const std::string& path)
     : calls_(calls), path_(path), file_(calls, path + ".tmp") {}
-
-AtomicFile::~AtomicFile() {
-    if (!finished_) calls_.unlink((path_ + ".tmp").c_str());
-}
 
 void AtomicFile::finish() {
     file_.finish();

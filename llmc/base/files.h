@@ -47,7 +47,9 @@ bool disk_is_full(int error);
 class NewFile {
 public:
     NewFile(FileCalls& calls, const std::string& path);  // replaces an existing file or link
-    ~NewFile();
+    ~NewFile() {
+        if (fd_ >= 0) calls_.close(fd_);
+    }
     NewFile(const NewFile&) = delete;
     NewFile& operator=(const NewFile&) = delete;
 
@@ -70,7 +72,9 @@ void sync_directory(FileCalls& calls, const std::string& path);
 class AtomicFile {
 public:
     AtomicFile(FileCalls& calls, const std::string& path);
-    ~AtomicFile();
+    ~AtomicFile() {
+        if (!finished_) calls_.unlink((path_ + ".tmp").c_str());
+    }
 
     void append(const void* data, size_t bytes) { file_.append(data, bytes); }
     void write_at(uint64_t offset, const void* data, size_t bytes) { file_.write_at(offset, data, bytes); }

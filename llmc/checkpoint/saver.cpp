@@ -21,10 +21,6 @@ CheckpointSaver::CheckpointSaver(const Comm& comm, const std::string& directory,
 
 CheckpointSaver::~CheckpointSaver() { join(); }
 
-void CheckpointSaver::join() {
-    if (thread_.joinable()) thread_.join();
-}
-
 void CheckpointSaver::check_room(uint64_t needed) const {
     const uint64_t room = free_bytes(directory_);
     if (room >= needed) return;

@@ -67,7 +67,9 @@ public:
 
 private:
     enum class Phase { idle, writing, committing };
-    void join();
+    void join() {
+        if (thread_.joinable()) thread_.join();
+    }
     void check_room(uint64_t needed) const;
     void start(bool in_background, const std::function<void()>& work);
     std::optional<SaveOutcome> end_of_writing();

@@ -21,14 +21,6 @@ Trace::Trace(size_t expected_ranges) {
     for (size_t i = 0; i < 2 * expected_ranges; i++) events_.push_back(create_event(true));
 }
 
-Trace::~Trace() {
-    if (active_ == this) active_ = nullptr;
-}
-
-void Trace::name_stream(stream_t stream, const std::string& name) {
-    if (stream) lines_[line_of(stream)].name = name;
-}
-
 std::vector<std::string> Trace::lines() const {
     std::vector<std::string> names;
     for (const Line& line : lines_) names.push_back(line.name);

@@ -29,12 +29,16 @@ public:
 
     // Creates the events for this many ranges now. Further ranges create theirs when they begin.
     explicit Trace(size_t expected_ranges);
-    ~Trace();
+    ~Trace() {
+        if (active_ == this) active_ = nullptr;
+    }
     Trace(const Trace&) = delete;
     Trace& operator=(const Trace&) = delete;
 
     // Names the stream's row. Streams without a name are called "stream 1", "stream 2" and so on.
-    void name_stream(stream_t stream, const std::string& name);
+    void name_stream(stream_t stream, const std::string& name) {
+        if (stream) lines_[line_of(stream)].name = name;
+    }
     std::vector<std::string> lines() const;  // names of the rows, by stream
 
     // Waits for `stream` to finish its work; that moment is time 0.

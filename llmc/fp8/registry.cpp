@@ -43,10 +43,6 @@ int Fp8Registry::add(const std::string& layer) {
     return layers() - 1;
 }
 
-std::string Fp8Registry::name(int tensor) const {
-    return layer_name(tensor / kFp8Roles) + "." + word_of(role_of(tensor));
-}
-
 int Fp8Registry::find(const std::string& wanted) const {
     for (int i = 0; i < count(); i++)
         if (name(i) == wanted) return i;
@@ -157,17 +153,6 @@ std::vector<Fp8Fallback> Fp8Registry::take_fallbacks() {
         fallbacks.push_back({layer, role_of(i), reason, slot.values[i].fraction});
     }
     return fallbacks;
-}
-
-void Fp8Registry::clear_counts(stream_t stream) {
-    if (count() > 0) fp8_clear_counts(states_, watches_, count(), stream);
-}
-
-void Fp8Registry::put_aside(Fp8State* copy, stream_t stream) const {
-    if (count() > 0) copy_on_device(copy, states_, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
-}
-void Fp8Registry::put_back(const Fp8State* copy, stream_t stream) {
-    if (count() > 0) copy_on_device(states_, copy, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
 }
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------------

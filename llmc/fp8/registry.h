@@ -55,7 +55,8 @@ public:
     const std::string& layer_name(int layer) const { return names_[layer]; }
     int count() const { return layers() * kFp8Roles; }  // number of tensors
     static int tensor(int layer, Fp8Role role) { return layer * kFp8Roles + static_cast<int>(role); }
-    std::string name(int tensor) const;       // "h.3.fc_proj.dout"
+    // "h.3.fc_proj.dout".
+    std::string name(int tensor) const { return layer_name(tensor / kFp8Roles) + "." + word_of(role_of(tensor)); }
     int find(const std::string& name) const;  // the tensor of that name; throws for an unknown one
 
     // The configuration. With block scales, fields that do not apply have fixed values.
@@ -107,10 +108,16 @@ public:
     std::vector<Fp8Fallback> take_fallbacks();
     bool has_left(int layer) const { return left_[layer]; }
     void mark_all_left() { left_.assign(left_.size(), true); }
-    void clear_counts(stream_t stream);
+    void clear_counts(stream_t stream) {
+        if (count() > 0) fp8_clear_counts(states_, watches_, count(), stream);
+    }
     // Copies the states to `copy` (count()) and back, for a micro-step that is repeated.
-    void put_aside(Fp8State* copy, stream_t stream) const;
-    void put_back(const Fp8State* copy, stream_t stream);
+    void put_aside(Fp8State* copy, stream_t stream) const {
+        if (count() > 0) copy_on_device(copy, states_, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
+    }
+    void put_back(const Fp8State* copy, stream_t stream) {
+        if (count() > 0) copy_on_device(states_, copy, static_cast<size_t>(count()) * sizeof(Fp8State), stream);
+    }
 
     // For checkpoints. All wait for the device, and read_state() is a collective. A resumed run first calls
     // mark_left(), then sets the weights, then calls restore(). That returns false if the saved run had other tensors

@@ -408,11 +408,6 @@ void LinearLayers<Real>::make_weights_again(stream_t stream) {
 }
 
 template <class Real>
-std::vector<NamedMemory> LinearLayers<Real>::weight_codes() const {
-    return codes_ ? codes_->memory() : std::vector<NamedMemory>();
-}
-
-template <class Real>
 std::vector<Fp8Fallback> LinearLayers<Real>::leave_fp8(int64_t step, stream_t stream) {
     if (!fp8_) return {};
     const std::vector<Fp8Fallback> left = fp8_->take_fallbacks();

@@ -138,7 +138,7 @@ public:
 
     // See WeightCodes::prepare(), memory() and write_again(). Without FP8, the same for working copies alone.
     void prepare_weights(stream_t stream);
-    std::vector<NamedMemory> weight_codes() const;
+    std::vector<NamedMemory> weight_codes() const { return codes_ ? codes_->memory() : std::vector<NamedMemory>(); }
     void make_weights_again(stream_t stream);
     // Call after optimizer step `step`, after Fp8Registry::finish_step() and before prepare_weights(). Moves layers out
     // of FP8: those that lose too many values, which it returns for the log, and all of them once `step` is the last in

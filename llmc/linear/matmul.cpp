@@ -6,10 +6,6 @@
 
 namespace llmc {
 
-const char* Product::name() const {
-    return kind == forward ? "matmul forward" : kind == dgrad ? "matmul dgrad" : "matmul wgrad";
-}
-
 std::string Product::describe() const {
     const char* scales = !has_block_scales()         ? ""
                          : scaling == Fp8Scaling::mx ? " with mx scales"
@@ -36,9 +32,6 @@ Product::Element Product::first_element() const {
 Product::Element Product::second_element() const {
     if (emulated) return Element::bf16;
     return is_fp8(type) ? Element::e4m3 : type == OperandType::bf16 ? Element::bf16 : Element::fp32;
-}
-Product::Element Product::result_element() const {
-    return kind == wgrad || type == OperandType::fp32 ? Element::fp32 : Element::bf16;
 }
 
 ScaleLayout Product::first_scales() const { return scaling == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors; }

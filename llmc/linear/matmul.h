@@ -61,13 +61,19 @@ struct Product {
     enum class Element { fp32, bf16, e4m3, e5m2 };
     Element first_element() const;
     Element second_element() const;
-    Element result_element() const;  // FP32 in wgrad; otherwise the operands', but BF16 if they are FP8
+    // FP32 in wgrad; otherwise the operands', but BF16 if they are FP8.
+    Element result_element() const {
+        return kind == wgrad || type == OperandType::fp32 ? Element::fp32 : Element::bf16;
+    }
     bool has_block_scales() const { return is_fp8(type) && scaling != Fp8Scaling::tensor; }
     ScaleLayout first_scales() const;  // with block scales
     ScaleLayout second_scales() const;
     auto operator<=>(const Product&) const = default;
     std::string describe() const;  // e.g. "matmul forward bf16 N=4096 C=768 OC=2304 with bias"
-    const char* name() const;      // e.g. "matmul forward"
+    // E.g. "matmul forward".
+    const char* name() const {
+        return kind == forward ? "matmul forward" : kind == dgrad ? "matmul dgrad" : "matmul wgrad";
+    }
 };
 // Products, with the kinds of layers, or the optimizer, that need them.
 using ProductUses = std::map<Product, std::set<std::string>>;

@@ -24,11 +24,6 @@ Norm<Real>::Norm(ModelContext<Real>& context, const std::string& name, bool kept
 }
 
 template <class Real>
-size_t Norm<Real>::scratch(int N, int C) {
-    return std::max(norm_backward_scratch(NormKind::layer, N, C), norm_backward_fp8_scratch(NormKind::layer, N, C));
-}
-
-template <class Real>
 NormParameters<Real> Norm<Real>::parameters() const {
     NormParameters<Real> norm{value(weight_), value(bias_)};
     if (!bias_) norm.eps = eps_;
@@ -97,10 +92,6 @@ void OffloadedResiduals::allocate(const std::vector<void*>& inputs) {
         for (OwnedEvent* event : {&buffer.used, &buffer.copied}) *event = create_event();
 }
 
-void OffloadedResiduals::acquire(size_t block, stream_t stream) {
-    if (is_used()) wait(stream, buffer_of(block).copied);
-}
-
 void OffloadedResiduals::keep(size_t block, stream_t stream) {
     if (!is_used()) return;
     Buffer& buffer = buffer_of(block);
@@ -131,10 +122,6 @@ void OffloadedResiduals::bring(size_t block, stream_t stream) {
     fetch(block);
     wait(stream, buffer_of(block).copied);
     if (block > 0) fetch(block - 1);
-}
-
-void OffloadedResiduals::release(size_t block, stream_t stream) {
-    if (is_used()) record(buffer_of(block).used, stream);
 }
 
 }  // namespace llmc

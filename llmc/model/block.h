@@ -82,7 +82,10 @@ public:
     // A layer norm if the tensors name.weight and name.bias exist. Otherwise an RMS norm, with gains if name.weight
     // exists. `kept`: mean and rstd are kept until backward.
     Norm(ModelContext<Real>& context, const std::string& name, bool kept);
-    static size_t scratch(int N, int C);  // floats that backward needs for partial sums
+    // Floats that backward needs for partial sums.
+    static size_t scratch(int N, int C) {
+        return std::max(norm_backward_scratch(NormKind::layer, N, C), norm_backward_fp8_scratch(NormKind::layer, N, C));
+    }
 
     // The norm of inp (N, C), as the input of `reader`.
     Operand<Real> forward(Linear<Real>& reader, const Real* inp, const Pass& pass);
@@ -129,11 +132,15 @@ public:
     void allocate(const std::vector<void*>& inputs);
 
     // In forward: before the block's input is written, and after the block has run.
-    void acquire(size_t block, stream_t stream);
+    void acquire(size_t block, stream_t stream) {
+        if (is_used()) wait(stream, buffer_of(block).copied);
+    }
     void keep(size_t block, stream_t stream);
     // In backward: before and after the block runs. Work after bring() of all blocks waits for all copies.
     void bring(size_t block, stream_t stream);
-    void release(size_t block, stream_t stream);
+    void release(size_t block, stream_t stream) {
+        if (is_used()) record(buffer_of(block).used, stream);
+    }
 
     const void* kept(size_t block) const { return kept_[block]; }  // in host memory, after keep() and bring()
     stream_t copies() const { return copies_; }                    // for profiles; nullptr if unused

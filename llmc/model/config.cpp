@@ -175,10 +175,6 @@ int64_t ModelConfig::parameters() const {
     return sum;
 }
 
-int64_t ModelConfig::padded_parameters() const {
-    return parameters() + int64_t{padded_vocab() - vocab} * channels * (tied ? 1 : 2);
-}
-
 int64_t ModelConfig::matrix_parameters() const {
     return layers * table().block_matrix_parameters() + int64_t{vocab} * channels;
 }
@@ -199,10 +195,6 @@ double ModelConfig::attention_flops_per_token(int T) const {
     const double seen = std::min(1.0, static_cast<double>(window) / T);  // by a query of a short layer
     const double whole_layers = layers - short_layers() * (1 - seen * (2 - seen));
     return 6.0 * whole_layers * static_cast<double>(attention_channels()) * T;
-}
-
-double ModelConfig::flops_per_token(int T) const {
-    return 6.0 * static_cast<double>(matrix_parameters()) + attention_flops_per_token(T);
 }
 
 void ModelConfig::validate() const {

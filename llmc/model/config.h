@@ -57,7 +57,9 @@ struct ModelConfig {
     // Elements of all tensors with V rows in embedding and head, as exported; padded_parameters() counts Vp rows, as
     // trained.
     int64_t parameters() const;
-    int64_t padded_parameters() const;
+    int64_t padded_parameters() const {
+        return parameters() + int64_t{padded_vocab() - vocab} * channels * (tied ? 1 : 2);
+    }
 
     // Elements that take part in matrix products: the blocks' matrices and the head. A tied head is the embedding, used
     // once as a matrix (as a lookup table it costs nothing).
@@ -67,7 +69,9 @@ struct ModelConfig {
     // 6*L*NH*HD*T for attention. Its two forward products cost 4*NH*HD*T a layer on the full square; a causal mask
     // needs half of it, a window of W the part W/T (2 - W/T) of that, and the backward twice as much again.
     // Recomputation and the padded vocabulary are not useful work and not counted.
-    double flops_per_token(int T) const;
+    double flops_per_token(int T) const {
+        return 6.0 * static_cast<double>(matrix_parameters()) + attention_flops_per_token(T);
+    }
     double attention_flops_per_token(int T) const;  // FLOPs of attention alone
 
     // Throws Error(bad_flags) when the kernels cannot train this shape.

@@ -343,12 +343,6 @@ std::vector<Real> Transformer<Real>::evaluated_logits(int row, int rows, stream_
 
 // ---- decoding -------------------------------------------------------------------------------------------------------
 
-// End of the piece that begins at row `first`. FP8 products need a multiple of token_multiple() rows.
-template <class Real>
-int Transformer<Real>::piece_end(int first) const {
-    return std::min(first + std::max(16, linear_.token_multiple()), setup_.N());
-}
-
 // Runs rows first to end - 1 of a sequence, whose tokens from `first` on are uploaded: piece by piece through one block
 // after the other, to residual_final_.
 template <class Real>

@@ -122,7 +122,8 @@ private:
     void upload(const MicroBatch& batch, const Pass& pass);
     void embed(int first, int positions, const Pass& pass);
     void forward(const Pass& pass);
-    int piece_end(int first) const;
+    // End of the piece that begins at row `first`. FP8 products need a multiple of token_multiple() rows.
+    int piece_end(int first) const { return std::min(first + std::max(16, linear_.token_multiple()), setup_.N()); }
     void decode(int first, int end, stream_t stream);
     // Returns the memory to which block l writes the residual stream. Block -1 is the embedding.
     Real* output_of_block(int l) const {

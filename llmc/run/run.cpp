@@ -222,22 +222,10 @@ void Run<Real>::forget_decay_file() {
     if (position_.decay.has_begun() && is_safe) decay_file_.forget();
 }
 
-// Reports the steps whose results have not been reported, except for the last `leave`.
-template <class Real>
-void Run<Real>::report_steps(int leave) {
-    while (const std::optional<StepRecord> record = wait_for_result(leave)) reports_.report(*record);
-}
-
 template <class Real>
 std::optional<StepRecord> Run<Real>::wait_for_result(int leave) {
     const ProfileRange range("wait for results");
     return trainer_.take_result(leave);
-}
-
-// All layers leave FP8 with this step (--fp8-until).
-template <class Real>
-bool Run<Real>::ends_fp8() const {
-    return trainer_.fp8() && position_.step == trainer_.fp8()->config().until;
 }
 
 template <class Real>
@@ -313,11 +301,6 @@ void Run<Real>::print_sample() {
     const Sample sample = evaluation_.print_sample(position_.step, deadline_);
     directory_.append({{"step", position_.step}, {"sample", sample.text}});
     if (sample.cut_short && position_.step < last_step_) stop_ = agree({stop_reason(deadline_)}).stop;
-}
-
-template <class Real>
-bool Run<Real>::checkpoint_is_due() const {
-    return stop_ == StopReason::none && checkpoints_.is_due(agreed_.time_to_save);
 }
 
 template <class Real>

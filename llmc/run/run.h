@@ -55,7 +55,7 @@ public:
     // Validation losses, a sample, records of FP8 tensors: those of them that are due after this step.
     bool evaluation_is_due() const { return stop_ == StopReason::none && due_now().any(); }
     void evaluate();
-    bool checkpoint_is_due() const;
+    bool checkpoint_is_due() const { return stop_ == StopReason::none && checkpoints_.is_due(agreed_.time_to_save); }
     void save();
 
     // Reports the last steps, then writes the last checkpoint and the final weights.
@@ -87,9 +87,13 @@ private:
     void print_sample();
 
     std::optional<StepRecord> wait_for_result(int leave);
-    void report_steps(int leave);
+    // Reports the steps whose results have not been reported, except for the last `leave`.
+    void report_steps(int leave) {
+        while (const std::optional<StepRecord> record = wait_for_result(leave)) reports_.report(*record);
+    }
     void check_first_step();
-    bool ends_fp8() const;
+    // All layers leave FP8 with this step (--fp8-until).
+    bool ends_fp8() const { return trainer_.fp8() && position_.step == trainer_.fp8()->config().until; }
     void report_layers_that_left_fp8(const std::vector<Fp8Fallback>& fallbacks);
     void end_profiled_step();
     void begin_decay(int64_t steps);

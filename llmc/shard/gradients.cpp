@@ -122,10 +122,6 @@ void Gradients::reduce(size_t unit, stream_t stream) {
     record(reduced_, reduce_stream_);
 }
 
-bool Gradients::adds_by_rank() const {
-    return layout_.comm().reduce_order() == ReduceOrder::rank && layout_.sharding().wire == Wire::fp32;
-}
-
 // Adds a micro-step's gradients to this rank's sums in BF16.
 void Gradients::add_rounded(size_t unit) {
     const ShardLayout::Part part = layout_.summed(unit);
@@ -160,10 +156,6 @@ void Gradients::sum_over_groups(size_t unit) {
     groups_comm_.reduce_scatter(mine, sum, share.count, layout_.wire_between_groups(), false, workspace_,
                                 reduce_stream_);
     groups_comm_.all_gather(sum, mine, share.count * sizeof(float), reduce_stream_);
-}
-
-void Gradients::finish_reduce(stream_t stream) {
-    if (reduced_) comm_.wait_for_peers(stream, reduced_);
 }
 
 std::vector<float> Gradients::get_gradient(size_t unit, size_t tensor, stream_t stream) const {

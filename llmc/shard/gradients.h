@@ -67,7 +67,9 @@ public:
     using Observer = std::function<void(size_t unit, const float* gradient)>;
     void observe(const Observer& observer) { observer_ = observer; }
     // Makes the stream wait until all gradients are summed.
-    void finish_reduce(stream_t stream);
+    void finish_reduce(stream_t stream) {
+        if (reduced_) comm_.wait_for_peers(stream, reduced_);
+    }
 
     // For Wire::fp8 (see Feedback): the loss scale, and whether the previous step was skipped. Both are on the device.
     void feed_back(const float* loss_scale, const int32_t* skips) {
@@ -104,7 +106,9 @@ private:
     float* whole(size_t unit) const;
     Feedback feedback(size_t unit) const;
     StateArray sums(size_t unit, const ShardLayout::Part& part) const;
-    bool adds_by_rank() const;
+    bool adds_by_rank() const {
+        return layout_.comm().reduce_order() == ReduceOrder::rank && layout_.sharding().wire == Wire::fp32;
+    }
     void add_rounded(size_t unit);
     void sum_over_groups(size_t unit);
 

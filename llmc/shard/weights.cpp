@@ -70,11 +70,6 @@ void Weights<Real>::cut_working_copy() {
 }
 
 template <class Real>
-size_t Weights<Real>::working_count() const {
-    return layout_.keeps_whole_weights() ? table().copies() : working_slices_.back();
-}
-
-template <class Real>
 void Weights<Real>::allocate(stream_t stream) {
     for (Arena* arena : {&working_arena_, &master_arena_})
         if (arena->bytes() > 0) arena->allocate();
@@ -100,11 +95,6 @@ void Weights<Real>::allocate(stream_t stream) {
     }
     if (layout_.is_sliced() && layout_.keeps_whole_weights())
         for (size_t u = 0; u < layout_.units(); u++) published_.push_back({create_event()});
-}
-
-template <class Real>
-bool Weights<Real>::master_is_working() const {
-    return !layout_.is_sliced() && !layout_.sharding().offload_state && bytes_of(master_.format) == sizeof(Real);
 }
 
 template <class Real>
@@ -290,12 +280,6 @@ void Weights<Real>::wait_for_gathers(stream_t stream) {
     if (!gather_stream_) return;
     record(gathered_all_, gather_stream_);
     wait(stream, gathered_all_);
-}
-
-// Casts this rank's slices of the masters to the working copy, except what the model reads as FP8 codes.
-template <class Real>
-void Weights<Real>::cast_slices(stream_t stream) {
-    for (size_t u = 0; u < layout_.units(); u++) cast_part(u, layout_.slice(u), stream);
 }
 
 // The same for a part of this rank's slice.

@@ -123,7 +123,9 @@ private:
     Weights(const ShardLayout& layout, StateFormat masters, const Weights* owner, Arena* memory);
     void plan();
     void check_resident(size_t unit, size_t tensor) const;
-    bool master_is_working() const;
+    bool master_is_working() const {
+        return !layout_.is_sliced() && !layout_.sharding().offload_state && bytes_of(master_.format) == sizeof(Real);
+    }
     // Elements of a unit were set from outside. Call on all ranks, whichever holds them.
     void mark_changed(size_t unit, size_t from, size_t count);
     StateArray master_part(size_t unit, const ShardLayout::Part& part) const {
@@ -135,9 +137,12 @@ private:
     Whole whole(size_t unit) const;
     Real* working_at(size_t unit, size_t element) const;
     void cut_working_copy();
-    size_t working_count() const;
+    size_t working_count() const { return layout_.keeps_whole_weights() ? table().copies() : working_slices_.back(); }
     size_t code_count() const { return layout_.keeps_whole_weights() ? table().count() : layout_.slice_total(); }
-    void cast_slices(stream_t stream);
+    // Casts this rank's slices of the masters to the working copy, except what the model reads as FP8 codes.
+    void cast_slices(stream_t stream) {
+        for (size_t u = 0; u < layout_.units(); u++) cast_part(u, layout_.slice(u), stream);
+    }
     void bring(size_t unit);
     void send(size_t unit, const Whole& to);
 

@@ -55,11 +55,6 @@ void Signals<Real>::allocate() {
 }
 
 template <class Real>
-bool Signals<Real>::is_due(int64_t step) const {
-    return step % trainer_.config().signals_every == 0;
-}
-
-template <class Real>
 void Signals<Real>::add_squares(Norm norm, size_t tensor, const StateArray& values, size_t count) {
     global_norm_partials(partials_, values, count, trainer_.stream());
     add_partials(squares_ + norm * tensors_ + tensor, partials_, global_norm_blocks(count), trainer_.stream());
@@ -77,11 +72,6 @@ void Signals<Real>::before_micro_step(int64_t step, int micro_steps, bool verifi
         global_norm_partials(partials_, gradient, count, trainer_.stream());
         add_partials(squares_ + kNorms * tensors_ + unit, partials_, global_norm_blocks(count), trainer_.stream());
     });
-}
-
-template <class Real>
-void Signals<Real>::after_micro_step() {
-    trainer_.gradients().observe({});
 }
 
 template <class Real>

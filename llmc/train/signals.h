@@ -25,10 +25,10 @@ public:
     size_t bytes() const { return arena_.bytes(); }
     void allocate();
 
-    bool is_due(int64_t step) const;
+    bool is_due(int64_t step) const { return step % trainer_.config().signals_every == 0; }
     // Around the first of a step's micro-steps. They do nothing in a verified step, whose observer sees the gradients.
     void before_micro_step(int64_t step, int micro_steps, bool verified);
-    void after_micro_step();
+    void after_micro_step() { trainer_.gradients().observe({}); }
     // Around the optimizer of `step`, when its gradients are complete. They do nothing if no signals are due.
     void before_optimizer(int64_t step);
     void after_optimizer(int64_t step);

@@ -224,11 +224,6 @@ void Verification<Real>::run(bool again, const std::function<void()>& micro_step
 // ---- checksums of each kind -----------------------------------------------------------------------------------------
 
 template <class Real>
-void Verification<Real>::see(Verified kind, bool again, const NamedMemory& memory, bool everywhere) {
-    checksums_.see(kind, again, memory, everywhere, trainer_.stream());
-}
-
-template <class Real>
 void Verification<Real>::see_state(bool again) {
     const ProfileRange range("verify state", trainer_.stream());
     const bool everywhere = !trainer_.layout().is_sliced();

@@ -119,7 +119,9 @@ public:
     std::optional<VerifiedStep> take(int64_t step) { return checksums_.take(step); }
 
 private:
-    void see(Verified kind, bool again, const NamedMemory& memory, bool everywhere);
+    void see(Verified kind, bool again, const NamedMemory& memory, bool everywhere) {
+        checksums_.see(kind, again, memory, everywhere, trainer_.stream());
+    }
     void see_state(bool again);
     void see_weights(bool again);
     void see_results(bool again);
