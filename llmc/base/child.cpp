@@ -21,10 +21,10 @@
 #include "llmc/base/error.h"
 
 namespace llmc {
-namespace {
 
 // Starts the program with `input` as its standard input and `output` as its standard output. Returns 0 or an errno.
-int spawn(const std::vector<std::string>& command, int input, int output, const std::string& directory, pid_t& pid) {
+static int spawn(const std::vector<std::string>& command, int input, int output, const std::string& directory,
+                 pid_t& pid) {
     std::vector<char*> argv;
     for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
     argv.push_back(nullptr);
@@ -48,8 +48,6 @@ int spawn(const std::vector<std::string>& command, int input, int output, const 
     posix_spawn_file_actions_destroy(&actions);
     return error;
 }
-
-}  // namespace
 
 std::string find_packaged(const std::string& name) {
     namespace fs = std::filesystem;

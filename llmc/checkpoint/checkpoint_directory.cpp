@@ -15,33 +15,32 @@
 #include "llmc/checkpoint/manifest.h"
 
 namespace llmc {
-namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kPrefix = "step_", kUnfinished = ".tmp", kSetAside = ".set_aside";
 
-void warn(const std::string& text) { print_error("train_gpt: {}", text); }
+static void warn(const std::string& text) { print_error("train_gpt: {}", text); }
 
-fs::file_type type_of(const std::string& path) {
+static fs::file_type type_of(const std::string& path) {
     std::error_code ignored;
     return fs::symlink_status(path, ignored).type();
 }
-bool is_link(const std::string& path) { return type_of(path) == fs::file_type::symlink; }
+static bool is_link(const std::string& path) { return type_of(path) == fs::file_type::symlink; }
 
-void make_directory(FileCalls& calls, const std::string& path) {
+static void make_directory(FileCalls& calls, const std::string& path) {
     if (calls.mkdir(path.c_str(), 0777) == 0) return;
     if (errno != EEXIST) fail_to_write(path, "create the directory");
 }
 
-void remove_link(FileCalls& calls, const std::string& path) {
+static void remove_link(FileCalls& calls, const std::string& path) {
     if (calls.unlink(path.c_str()) != 0 && errno != ENOENT) fail_to_write(path, "delete the link");
 }
 
-bool is_digits(const std::string& text) {
+static bool is_digits(const std::string& text) {
     return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
-bool is_written_by_saves(const std::string& name) {
+static bool is_written_by_saves(const std::string& name) {
     if (name == kManifestName || name == std::string(kManifestName) + ".tmp") return true;
     constexpr std::string_view before = "rank_", after = ".safetensors";
     return name.size() > before.size() + after.size() && name.starts_with(before) && name.ends_with(after) &&
@@ -49,7 +48,7 @@ bool is_written_by_saves(const std::string& name) {
 }
 
 // True for step_N and step_N.tmp, which .set_aside or .set_asideM may follow.
-bool is_name_of_saves(const std::string& name) {
+static bool is_name_of_saves(const std::string& name) {
     const size_t aside = std::min(name.find(kSetAside), name.size());
     const std::string number = name.substr(std::min(aside + kSetAside.size(), name.size()));
     std::string step = name.substr(0, aside);
@@ -59,7 +58,7 @@ bool is_name_of_saves(const std::string& name) {
 
 // Deletes the files that saves write, then the directory. Returns false if the directory stays because it contains
 // something else. It deletes relative to the open directory, so it never follows a link that replaces it meanwhile.
-bool remove_directory(FileCalls& calls, const std::string& path) {
+static bool remove_directory(FileCalls& calls, const std::string& path) {
     const int fd = calls.open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (fd < 0 && errno == ENOENT) return true;
     if (fd < 0 && errno == ENOTDIR) return false;
@@ -82,7 +81,7 @@ bool remove_directory(FileCalls& calls, const std::string& path) {
 }
 
 // Removes a leftover, or sets aside the rest of it.
-void clear(FileCalls& calls, const std::string& path) {
+static void clear(FileCalls& calls, const std::string& path) {
     if (is_link(path)) {
         remove_link(calls, path);
         warn(path + " was a link: it is removed, and the files that it led to are not touched");
@@ -90,8 +89,6 @@ void clear(FileCalls& calls, const std::string& path) {
         warn(path + " is more than a checkpoint: renamed to " + set_aside(calls, path));
     }
 }
-
-}  // namespace
 
 int64_t step_in_name(const std::string& path) {
     constexpr size_t kMostDigits = 18;

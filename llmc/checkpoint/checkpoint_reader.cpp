@@ -18,7 +18,6 @@
 #include "llmc/device/formats.cuh"
 
 namespace llmc {
-namespace {
 
 constexpr InputKind kManifest = {"manifest", "a complete checkpoint", ExitCode::checkpoint, 1024, false};
 constexpr InputKind kStateFile = {"file of a checkpoint", "a complete checkpoint", ExitCode::checkpoint, 0, false};
@@ -29,7 +28,7 @@ constexpr size_t kMostThreads = 4;      // per rank; a machine may have eight ra
 // them, and calls `alive` before each of its parts. If parts fail, throws the error of the first one in order,
 // as a loop would.
 template <class Part>
-void in_threads(size_t count, const CheckpointReader::Alive& alive, const Part& part) {
+static void in_threads(size_t count, const CheckpointReader::Alive& alive, const Part& part) {
     std::atomic<size_t> next = 0;
     std::mutex mutex;
     size_t failed = count;
@@ -58,8 +57,6 @@ void in_threads(size_t count, const CheckpointReader::Alive& alive, const Part& 
     threads.clear();
     if (error) std::rethrow_exception(error);
 }
-
-}  // namespace
 
 CheckpointReader::CheckpointReader(const std::string& directory)
     : CheckpointReader(directory, read_input(directory + "/" + kManifestName, kManifest)) {}

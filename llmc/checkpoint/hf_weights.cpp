@@ -13,15 +13,13 @@ namespace llmc {
 
 namespace fs = std::filesystem;
 
-namespace {
-
 const char* const kSingle = "model.safetensors";
 const char* const kIndex = "model.safetensors.index.json";
 const char* const kConfig = "config.json";
 constexpr InputKind kIndexFile = {"index of weights", "a Hugging Face directory", ExitCode::checkpoint, 256};
 
 // Reads an index: {tensor: file name}.
-std::map<std::string, std::string> read_index(const std::string& path) {
+static std::map<std::string, std::string> read_index(const std::string& path) {
     const std::string content = read_input(path, kIndexFile);
     const nlohmann::json index = parse_json_or_null<nlohmann::json>(content);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
@@ -37,7 +35,7 @@ std::map<std::string, std::string> read_index(const std::string& path) {
     return files;
 }
 
-[[noreturn]] void fail_without_weights(const std::string& directory) {
+[[noreturn]] static void fail_without_weights(const std::string& directory) {
     const bool older = path_exists(fs::path(directory) / "pytorch_model.bin") ||
                        path_exists(fs::path(directory) / "pytorch_model.bin.index.json");
     refuse_file(directory, "holds neither {} nor {}{}", kSingle, kIndex,
@@ -45,8 +43,6 @@ std::map<std::string, std::string> read_index(const std::string& path) {
                         "save_pretrained(DIR, safe_serialization=True)"
                       : "");
 }
-
-}  // namespace
 
 WeightFiles::WeightFiles(const std::string& file_or_directory) : path_(file_or_directory) {
     const bool directory = directory_exists(path_);
@@ -92,37 +88,35 @@ const SafetensorsFile& WeightFiles::file_with(const std::string& name) const {
 
 // ---- names, shapes and layouts --------------------------------------------------------------------------------------
 
-namespace {
-
 // The name in the file for a Hugging Face name: with the prefix, without it, or "" if neither is present.
-std::string name_in_file(const WeightFiles& file, const std::string& full_name) {
+static std::string name_in_file(const WeightFiles& file, const std::string& full_name) {
     if (file.contains(full_name)) return full_name;
     const std::string bare = full_name.substr(full_name.find('.') + 1);
     return !full_name.starts_with("lm_head") && file.contains(bare) ? bare : "";
 }
 
 // The scale of an FP8 tensor, as export_hf_directory() and compressed-tensors store it.
-std::string scale_name(const std::string& name) { return name + "_scale"; }
+static std::string scale_name(const std::string& name) { return name + "_scale"; }
 
-bool is_float(const std::string& dtype) {
+static bool is_float(const std::string& dtype) {
     return dtype == "F32" || dtype == "BF16" || dtype == "F16" || dtype == "F64";
 }
 
 // True if the file has the tensor as FP8 codes with one scale.
-bool is_scaled_fp8(const WeightFiles& file, const std::string& name) {
+static bool is_scaled_fp8(const WeightFiles& file, const std::string& name) {
     if (file.info(name).dtype != "F8_E4M3" || !file.contains(scale_name(name))) return false;
     const TensorInfo& scale = file.info(scale_name(name));
     return is_float(scale.dtype) && scale.elements() == 1;
 }
 
-bool is_ignored(const std::string& name) {
+static bool is_ignored(const std::string& name) {
     return name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
            name.ends_with(".rotary_emb.inv_freq");
 }
 
 // The names in the file, in the order of `tensors`. Throws unless the file has each of them in the right shape and
 // type, and no others.
-std::vector<std::string> match_tensors(const WeightFiles& file, const std::vector<HfTensor>& tensors) {
+static std::vector<std::string> match_tensors(const WeightFiles& file, const std::vector<HfTensor>& tensors) {
     std::vector<std::string> names;
     std::set<std::string> known;
     for (const HfTensor& tensor : tensors) {
@@ -157,7 +151,7 @@ std::vector<std::string> match_tensors(const WeightFiles& file, const std::vecto
 }
 
 // Our head is wte. A file with a different head would silently load as a different model.
-void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
+static void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
     if (!file.contains("lm_head.weight")) return;
     const std::vector<float> head = file.read_floats("lm_head.weight");
     if (head.size() == wte.size() && std::memcmp(head.data(), wte.data(), wte.size() * sizeof(float)) == 0) return;
@@ -165,7 +159,7 @@ void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
 }
 
 // See the constructor. Shapes of wte and wpe fill in what config.json leaves open, before `expected` does.
-ModelConfig described_model(const WeightFiles& file, const ModelConfig* expected) {
+static ModelConfig described_model(const WeightFiles& file, const ModelConfig* expected) {
     if (file.config_path().empty() && expected) return *expected;
     if (file.config_path().empty())
         refuse_file(file.path(),
@@ -184,8 +178,6 @@ ModelConfig described_model(const WeightFiles& file, const ModelConfig* expected
     if (model.context == 0) model.context = expected->context;
     return model;
 }
-
-}  // namespace
 
 // (rows, columns) -> (columns, rows), in tiles so that neither side strides through memory.
 std::vector<float> transpose(const std::vector<float>& in, int64_t rows, int64_t columns) {
@@ -221,15 +213,11 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
     return tensors;
 }
 
-namespace {
-
 // Exchanges the two halves of every group of `group` rows.
-void swap_halves(std::vector<float>& values, int group, int64_t columns) {
+static void swap_halves(std::vector<float>& values, int group, int64_t columns) {
     const int64_t half = group / 2 * columns;
     for (auto at = values.begin(); at != values.end(); at += 2 * half) std::swap_ranges(at, at + half, at + half);
 }
-
-}  // namespace
 
 std::vector<float> HfTensor::to_file(const std::vector<float>& ours) const {
     const int64_t columns = row.count() / row.rows;

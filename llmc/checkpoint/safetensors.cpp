@@ -18,8 +18,6 @@ namespace llmc {
 
 static_assert(std::endian::native == std::endian::little, "tensors are read and written in the file's byte order");
 
-namespace {
-
 using HeaderJson = nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
@@ -29,7 +27,7 @@ constexpr InputKind kSafetensorsFile = {"weights", "a .safetensors file, or a di
                                         ExitCode::checkpoint};
 
 // Computes a tensor's bytes. Returns false if shape and type give no size that fits into 64 bits.
-bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, uint64_t* bytes) {
+static bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, uint64_t* bytes) {
     *bytes = element_bytes;
     for (int64_t extent : shape) {
         if (extent < 0 || __builtin_mul_overflow(*bytes, static_cast<uint64_t>(extent), bytes)) return false;
@@ -37,13 +35,14 @@ bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, uint6
     return true;
 }
 
-uint64_t unsigned_field(const std::string& path, const std::string& name, const char* field, const HeaderJson& value) {
+static uint64_t unsigned_field(const std::string& path, const std::string& name, const char* field,
+                               const HeaderJson& value) {
     if (!value.is_number_unsigned())
         refuse_file(path, "tensor {}: {} holds {}, which is not a whole number >= 0", name, field, json_text(value));
     return value.get<uint64_t>();
 }
 
-TensorInfo parse_tensor(const std::string& path, const std::string& name, const HeaderJson& entry) {
+static TensorInfo parse_tensor(const std::string& path, const std::string& name, const HeaderJson& entry) {
     const bool complete = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() &&
                           entry.contains("shape") && entry["shape"].is_array() && entry.contains("data_offsets") &&
                           entry["data_offsets"].is_array() && entry["data_offsets"].size() == 2;
@@ -61,7 +60,7 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
 }
 
 // Checks that type, shape and offsets of a tensor agree and lie inside the data section.
-void check_tensor(const std::string& path, const TensorInfo& tensor, uint64_t data_bytes) {
+static void check_tensor(const std::string& path, const TensorInfo& tensor, uint64_t data_bytes) {
     const char* name = tensor.name.c_str();
     const size_t element_bytes = dtype_bytes(tensor.dtype);
     if (element_bytes == 0) refuse_file(path, "tensor {} has the unknown dtype {}", name, tensor.dtype);
@@ -78,9 +77,9 @@ void check_tensor(const std::string& path, const TensorInfo& tensor, uint64_t da
                     tensor.dtype, needed, tensor.bytes());
 }
 
-float float_from_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+static float float_from_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
-float float_from_f16(uint16_t bits) {
+static float float_from_f16(uint16_t bits) {
     const int exponent = (bits >> 10) & 31;
     const uint32_t mantissa = bits & 1023u;
     const uint32_t sign = static_cast<uint32_t>(bits >> 15) << 31;
@@ -89,8 +88,6 @@ float float_from_f16(uint16_t bits) {
                                           : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
     return sign ? -magnitude : magnitude;
 }
-
-}  // namespace
 
 // ----------------------------------------------------------------------------------------------------------------
 // Types and shapes

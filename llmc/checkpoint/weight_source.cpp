@@ -81,9 +81,7 @@ ModelConfig described_by(const std::function<ModelConfig()>& description) {
 
 // ---- training checkpoints -------------------------------------------------------------------------------------------
 
-namespace {
-
-ModelConfig model_of(const CheckpointReader& reader) {
+static ModelConfig model_of(const CheckpointReader& reader) {
     const nlohmann::ordered_json& config = *reader.manifest().config;
     const nlohmann::ordered_json& run = *reader.manifest().run;
     const auto number = [&](const char* name) {
@@ -105,8 +103,6 @@ ModelConfig model_of(const CheckpointReader& reader) {
     require_numbers(reader.directory(), model);
     return model;
 }
-
-}  // namespace
 
 std::string checkpoint_at(const std::string& path) {
     const bool is_checkpoint = path_exists(path + "/" + kManifestName);

@@ -10,20 +10,17 @@
 #include "llmc/comm/backend.h"
 
 namespace llmc {
-namespace {
 
 // Checkpoint manifests of large runs have some MiB. A longer text from another rank is a mistake or an attack.
 constexpr int64_t kLongestText = int64_t{64} << 20;
 
-int64_t longest_text(const Comm& comm, size_t mine) {
+static int64_t longest_text(const Comm& comm, size_t mine) {
     const int64_t longest = comm.host_max(static_cast<int64_t>(mine));
     if (longest < 0 || longest > kLongestText)
         throw Error(ExitCode::communication, "ranks exchange a text of {} bytes, and {} is the most", longest,
                     kLongestText);
     return longest;
 }
-
-}  // namespace
 
 std::vector<std::string> gather_texts(const Comm& comm, const std::string& mine) {
     const size_t world = static_cast<size_t>(comm.world());

@@ -8,17 +8,14 @@
 #include "llmc/kernels/elementwise.h"
 
 namespace llmc {
-namespace {
 
-size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Bytes of a piece on the wire.
-size_t piece_bytes(size_t count, Wire wire) {
+static size_t piece_bytes(size_t count, Wire wire) {
     if (wire == Wire::fp8) return Fp8Piece{count}.bytes();
     return count * (wire == Wire::bf16 ? sizeof(bf16) : sizeof(float));
 }
-
-}  // namespace
 
 void Comm::all_gather(void* out, const void* in, size_t bytes, stream_t stream) const {
     State& s = *state_;

@@ -195,10 +195,8 @@ void Comm::barrier() const {
     if (state_->world > 1) state_->on_host("barrier", 0, [](Transport& t) { t.barrier(); });
 }
 
-namespace {
-
 // The first line in which two texts differ: "'a' against 'b'". A missing line counts as empty.
-std::string first_difference(const std::string& a, const std::string& b) {
+static std::string first_difference(const std::string& a, const std::string& b) {
     std::istringstream lines_a(a), lines_b(b);
     std::string line_a, line_b;
     do {
@@ -207,8 +205,6 @@ std::string first_difference(const std::string& a, const std::string& b) {
     } while (line_a == line_b && (lines_a || lines_b));
     return fmt::format("'{}' against '{}'", line_a.substr(0, 200), line_b.substr(0, 200));
 }
-
-}  // namespace
 
 void Comm::require_equal(const std::string& what, const std::string& text) const {
     if (world() == 1) return;

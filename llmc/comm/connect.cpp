@@ -12,10 +12,9 @@
 #include "llmc/comm/tcp.h"
 
 namespace llmc {
-namespace {
 
 // A hash of this program's file: ranks with different builds would train different models.
-std::string program_hash() {
+static std::string program_hash() {
     std::FILE* f = std::fopen("/proc/self/exe", "rb");
     if (!f) return "unknown";
     XXH64_hash_t hash = 0;
@@ -25,7 +24,7 @@ std::string program_hash() {
     return fmt::format("{:016x}", hash);
 }
 
-void check_mpi_world(const LaunchInfo& launch, int rank, int world) {
+static void check_mpi_world(const LaunchInfo& launch, int rank, int world) {
     if (launch.world == 0 && launch.rank != rank)
         throw Error(
             ExitCode::bad_flags,
@@ -42,8 +41,6 @@ void check_mpi_world(const LaunchInfo& launch, int rank, int world) {
                 "mpirun started {} ranks, but MPI sees {}: this program was built with another MPI than that mpirun's",
                 launch.world, world);
 }
-
-}  // namespace
 
 Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {
     const CommChoice choice =

@@ -127,13 +127,11 @@ LaunchInfo launch_environment() {
 
 // ---- which back-end ------------------------------------------------------------------------------------------------
 
-namespace {
-
 constexpr const char* kGetMpi = "install Open MPI or MPICH (mpicxx) and build with USE_MPI=1";
 constexpr const char* kGetNccl = "install its headers (scripts/setup.sh does) and build train_gpt with USE_NCCL=1";
 
 // How the ranks of a world larger than one find each other.
-CommChoice::Transport choose_transport(const LaunchInfo& launch, const BuildFeatures& build) {
+static CommChoice::Transport choose_transport(const LaunchInfo& launch, const BuildFeatures& build) {
     using Transport = CommChoice::Transport;
     // srun's tasks can meet over MPI or over TCP. An explicit address chooses TCP.
     const bool prefers_tcp = launch.launcher == "srun" && !launch.address.empty();
@@ -149,8 +147,6 @@ CommChoice::Transport choose_transport(const LaunchInfo& launch, const BuildFeat
                 "machine, or start the ranks with mpirun",
                 launch.rank, launch.world);
 }
-
-}  // namespace
 
 CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const BuildFeatures& build) {
     using Transport = CommChoice::Transport;

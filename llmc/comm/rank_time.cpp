@@ -8,18 +8,15 @@
 #include "llmc/comm/operation_log.h"
 
 namespace llmc {
-namespace {
 
-double median(std::vector<double> values) {
+static double median(std::vector<double> values) {
     const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
     std::nth_element(values.begin(), middle, values.end());
     return *middle;
 }
 
 // The times come from another process.
-double sound(double ms) { return std::isfinite(ms) ? std::max(0.0, ms) : 0; }
-
-}  // namespace
+static double sound(double ms) { return std::isfinite(ms) ? std::max(0.0, ms) : 0; }
 
 SlowestRank slowest_rank(const std::vector<RankTime>& ranks) {
     std::vector<double> own, peers;

@@ -21,12 +21,11 @@
 #include "llmc/base/error.h"
 
 namespace llmc {
-namespace {
 
 constexpr uint32_t kVanished = 30'000;  // milliseconds without an answer
 
 // Waits for one of `events` on a socket. Returns false if the deadline passes first. A signal does not end the wait.
-bool wait_until(double deadline, int descriptor, short events) {
+static bool wait_until(double deadline, int descriptor, short events) {
     while (true) {
         pollfd wanted = {descriptor, events, 0};
         const double seconds = std::clamp(deadline - monotonic_seconds(), 0.0, 1000.0);
@@ -37,11 +36,11 @@ bool wait_until(double deadline, int descriptor, short events) {
     }
 }
 
-void set_option(int descriptor, int level, int name, int value) {
+static void set_option(int descriptor, int level, int name, int value) {
     setsockopt(descriptor, level, name, &value, sizeof value);
 }
 
-std::string numeric(const sockaddr* address, socklen_t size) {
+static std::string numeric(const sockaddr* address, socklen_t size) {
     char text[NI_MAXHOST] = "";
     if (getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST)) return {};
     // IPv4 addresses seen through an IPv6 socket begin with ::ffff:.
@@ -49,7 +48,7 @@ std::string numeric(const sockaddr* address, socklen_t size) {
 }
 
 // The address that `ask`, which is getpeername or getsockname, gives for a socket; "" if it gives none.
-std::string address_from(decltype(getpeername)* ask, int descriptor) {
+static std::string address_from(decltype(getpeername)* ask, int descriptor) {
     sockaddr_storage storage = {};
     auto* const address = reinterpret_cast<sockaddr*>(&storage);
     socklen_t size = sizeof storage;
@@ -59,7 +58,7 @@ std::string address_from(decltype(getpeername)* ask, int descriptor) {
 using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
 // The addresses of a name. On failure the list is empty and `error` gives the reason.
-AddressList resolve(const std::string& host, int port, std::string& error) {
+static AddressList resolve(const std::string& host, int port, std::string& error) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
     const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
@@ -69,7 +68,7 @@ AddressList resolve(const std::string& host, int port, std::string& error) {
 
 // True for the host name of this machine, with or without its domain. /etc/hosts often maps it to 127.0.1.1, where no
 // other machine could connect.
-bool is_own_name(const std::string& host) {
+static bool is_own_name(const std::string& host) {
     char own[256] = "";
     gethostname(own, sizeof own - 1);
     const auto first_label = [](const char* name) { return std::string(name, std::strcspn(name, ".")); };
@@ -79,7 +78,7 @@ bool is_own_name(const std::string& host) {
 }
 
 // Tries one address once. Returns the reason of a failure, or "" for success.
-std::string try_connect(int descriptor, const addrinfo& address, double deadline) {
+static std::string try_connect(int descriptor, const addrinfo& address, double deadline) {
     const int flags = fcntl(descriptor, F_GETFL);
     fcntl(descriptor, F_SETFL, flags | O_NONBLOCK);
     if (::connect(descriptor, address.ai_addr, address.ai_addrlen) != 0) {
@@ -94,8 +93,6 @@ std::string try_connect(int descriptor, const addrinfo& address, double deadline
     fcntl(descriptor, F_SETFL, flags);
     return {};
 }
-
-}  // namespace
 
 TcpSocket& TcpSocket::operator=(TcpSocket&& other) noexcept {
     std::swap(descriptor_, other.descriptor_);

@@ -20,19 +20,17 @@ template <>
 inline constexpr Word<Watchdog::Phase> kWords<Watchdog::Phase>[] = {
     {"start", Watchdog::Phase::start}, {"step", Watchdog::Phase::step}, {"save", Watchdog::Phase::save}};
 
-namespace {
-
 // Times in seconds.
 constexpr double kInterval = 0.2;      // between two checks
 constexpr double kGrace = 1.0;         // for the main thread to report a lost rank itself, in more detail
 constexpr double kMeetingGrace = 8.0;  // for connect() to end by itself, for example while a name server is silent
 constexpr double kLastWords = 3.0;     // for the last message and report, because the terminal or the disk may hang too
 
-double limit_of(const WatchdogLimits& limits, Watchdog::Phase phase) {
+static double limit_of(const WatchdogLimits& limits, Watchdog::Phase phase) {
     return phase == Watchdog::Phase::start ? limits.start : phase == Watchdog::Phase::step ? limits.step : limits.save;
 }
 
-void write_all(int descriptor, const std::string& text) {
+static void write_all(int descriptor, const std::string& text) {
     size_t at = 0;
     while (at < text.size()) {
         const ssize_t n = ::write(descriptor, text.data() + at, text.size() - at);
@@ -42,15 +40,13 @@ void write_all(int descriptor, const std::string& text) {
     }
 }
 
-nlohmann::json to_json(const OperationEntry& entry, double now) {
+static nlohmann::json to_json(const OperationEntry& entry, double now) {
     nlohmann::json json = {{"name", entry.name},   {"sequence", entry.sequence}, {"group", entry.group},
                            {"bytes", entry.bytes}, {"step", entry.step},         {"state", word_of(entry.state)}};
     json["began_seconds_ago"] = now - entry.began;
     if (entry.ended > 0) json["ended_seconds_ago"] = now - entry.ended;
     return json;
 }
-
-}  // namespace
 
 const char* standstill_reason(const OperationEntry& unfinished) {
     if (unfinished.sequence == 0) return "it is in no collective: look here, the other ranks may be waiting for it";

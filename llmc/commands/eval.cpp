@@ -14,10 +14,9 @@
 #include "llmc/train/trainer.h"
 
 namespace llmc {
-namespace {
 
 template <class Real>
-ValRecord evaluate(const Options& o, const Inputs& inputs, Ranks& ranks, const WeightSource& weights) {
+static ValRecord evaluate(const Options& o, const Inputs& inputs, Ranks& ranks, const WeightSource& weights) {
     std::vector<Options> models{o};
     if (o.against == Against::bf16) models.emplace_back(o).precision = Precision::bf16;
     const auto trainers = load_models<Real>(models, ranks, weights);
@@ -31,7 +30,7 @@ ValRecord evaluate(const Options& o, const Inputs& inputs, Ranks& ranks, const W
     return record.value();  // no signal is caught
 }
 
-void print(const Options& o, const WeightSource& weights, const Ranks& ranks, const ValRecord& record) {
+static void print(const Options& o, const WeightSource& weights, const Ranks& ranks, const ValRecord& record) {
     print_line("{}{}: {} parameters, {} on {}, sequences of {}{}", weights.place(o.from),
                o.of_average ? " (average)" : "", with_commas(weights.model().parameters()), word_of(o.precision),
                ranks.device.name, counted(o.seq, "token"), o.doc_mask ? ", attention within documents" : "");
@@ -55,7 +54,7 @@ void print(const Options& o, const WeightSource& weights, const Ranks& ranks, co
 }
 
 // The names of metrics.jsonl.
-void write_json(const std::string& path, const Options& o, const ValRecord& record) {
+static void write_json(const std::string& path, const Options& o, const ValRecord& record) {
     nlohmann::ordered_json json{{"from", o.from}, {"precision", word_of(o.precision)}, {"seq", o.seq}};
     if (o.of_average) json["average"] = true;
     json.update(metrics_json(record));
@@ -63,8 +62,6 @@ void write_json(const std::string& path, const Options& o, const ValRecord& reco
     for (const TaskScores& task : record.tasks) json[task.name + "_examples"] = task.examples;
     write_file(path, json_text(json, 2) + "\n");
 }
-
-}  // namespace
 
 ExitCode evaluate_weights(Options o, const LaunchInfo& launch) {
     if (o.val.empty() && o.hellaswag.empty() && o.task.empty())

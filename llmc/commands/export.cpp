@@ -10,30 +10,29 @@
 #include "llmc/data/encoder.h"
 
 namespace llmc {
-namespace {
 
 namespace fs = std::filesystem;
 
-bool is_same_place(const fs::path& a, const fs::path& b) {
+static bool is_same_place(const fs::path& a, const fs::path& b) {
     std::error_code ignored;
     return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
 }
 
 // True for files that an export or a run writes for a model.
-bool is_model_file(const std::string& name) {
+static bool is_model_file(const std::string& name) {
     const bool shard = name.starts_with("model-") && name.ends_with(".safetensors");
     return shard || name == "model.safetensors" || name == "model.safetensors.index.json" || name == "config.json" ||
            name == "generation_config.json";
 }
 
 // True for files that belong to a model in its directory, as far as their names say.
-bool is_read_with_a_model(const fs::path& file) {
+static bool is_read_with_a_model(const fs::path& file) {
     constexpr const char* kEnds[] = {".json", ".safetensors", ".bin", ".pt", ".model", ".jinja", ".py"};
     return std::find(std::begin(kEnds), std::end(kEnds), file.extension()) != std::end(kEnds);
 }
 
 // The directory without any model. config.json is deleted first: without it, no program takes the rest for a model.
-void make_directory(const Options& o) {
+static void make_directory(const Options& o) {
     const fs::path from(o.from), to(o.to);
     std::error_code error;
     const bool is_folder = fs::is_directory(from, error);
@@ -60,7 +59,7 @@ void make_directory(const Options& o) {
 }
 
 // The file that --format llmc writes: FILE.bin, or model.bin in a directory.
-std::string llmc_file(const Options& o) {
+static std::string llmc_file(const Options& o) {
     std::error_code error;
     fs::path file(o.to);
     if (file.extension() != ".bin" || fs::is_directory(file, error)) file /= "model.bin";
@@ -76,7 +75,7 @@ std::string llmc_file(const Options& o) {
 }
 
 // Throws if data.prepare says that the tokenizer.json next to a table belongs to another tokenizer.
-void require_one_tokenizer(const TokenDecoder& table) {
+static void require_one_tokenizer(const TokenDecoder& table) {
     if (table.hash().empty() || !table.encoder().ends_with(".json")) return;
     PromptEncoder encoder(table.encoder());
     if (!failure_of([&] { encoder.start(); }) && encoder.hash() != table.hash())
@@ -85,7 +84,7 @@ void require_one_tokenizer(const TokenDecoder& table) {
 
 // Writes the files of --tokenizer or else of the model's tokenizer, if there is one. Returns the tokens at the edges of
 // documents.
-DocumentTokens write_tokenizer(const Options& o, const WeightSource& source, const TokenizerSearch& search) {
+static DocumentTokens write_tokenizer(const Options& o, const WeightSource& source, const TokenizerSearch& search) {
     const HfTokenizerTarget target{
         o.to, source.model().vocab, source.model().context, {source.begin_token(), source.end_token()}};
     if (!o.tokenizer.empty()) return write_hf_tokenizer(o.tokenizer, target);
@@ -103,7 +102,7 @@ DocumentTokens write_tokenizer(const Options& o, const WeightSource& source, con
 }
 
 // transformers 5 splits the text of every Qwen 2 model as below, whatever tokenizer.json says.
-void note_qwen2_tokenizer(const fs::path& directory) {
+static void note_qwen2_tokenizer(const fs::path& directory) {
     constexpr const char* kSplit = R"(|\\p{N}| ?[^\\s\\p{L}\\p{N}]+)";
     constexpr InputKind kind = {"tokenizer file", "the tokenizer.json of the export", ExitCode::bad_data};
     const std::string path = (directory / "tokenizer.json").string();
@@ -113,8 +112,6 @@ void note_qwen2_tokenizer(const fs::path& directory) {
             "PreTrainedTokenizerFast.from_pretrained({}), or see dev/guide/exports.md",
             shell_quote(directory.string()));
 }
-
-}  // namespace
 
 ExitCode export_weights(const Options& o) {
     if (o.format == ExportFormat::llmc && o.dtype == StateFormat::fp8)

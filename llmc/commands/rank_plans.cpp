@@ -15,23 +15,22 @@
 #include "llmc/train/trainer.h"
 
 namespace llmc {
-namespace {
 
 // True if the card that is planned for has no memory of its own.
-bool shares_memory(const Options& o) {
+static bool shares_memory(const Options& o) {
     if (!o.gpu && (LLMC_CUDA == 0 || device_count() == 0)) return false;
     const std::optional<GpuSpec> gpu = o.gpu ? o.gpu : find_gpu(device_info().name);
     return gpu && gpu->shares_memory;
 }
 
-PlannedCard required_card(const Options& o) {
+static PlannedCard required_card(const Options& o) {
     if (const std::optional<PlannedCard> card = card_to_plan_for(o)) return *card;
     refuse("--estimate-scaling: no card of the table is here; name one with --gpu: " + joined(gpu_short_names()));
 }
 
 // ---- --dry-run -----------------------------------------------------------------------------------------------------
 
-nlohmann::ordered_json memory_json(const StagePlan& plan) {
+static nlohmann::ordered_json memory_json(const StagePlan& plan) {
     nlohmann::ordered_json memory;
     for (size_t kind = 0; kind < kMemoryKinds; kind++) memory[kMemoryKindNames[kind]] = plan.memory[MemoryKind(kind)];
     memory["libraries"] = plan.reserve;
@@ -41,7 +40,7 @@ nlohmann::ordered_json memory_json(const StagePlan& plan) {
 }
 
 // Milliseconds of a step by kind of work.
-nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
+static nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
     const StepTime time = step_time(run, run.config.precision, plan.slices);
     return {{"matmuls", time.products},
             {"attention", time.attention},
@@ -50,7 +49,7 @@ nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
             {"offload", time.offload}};
 }
 
-nlohmann::ordered_json change_json(const Change& change) {
+static nlohmann::ordered_json change_json(const Change& change) {
     nlohmann::ordered_json json = {{"flags", change.flags}, {"ranks", change.ranks}, {"total", change.bytes}};
     if (change.step_ms) json.update({{"step_ms", *change.step_ms}, {"tokens_per_s", change.tokens_per_s}});
     if (change.run_hours) json["hours"] = *change.run_hours;
@@ -58,8 +57,9 @@ nlohmann::ordered_json change_json(const Change& change) {
 }
 
 // Bytes, milliseconds and hours. Times are predicted.
-std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& plan,
-                      const std::vector<StagePlan>& stages, const std::vector<Change>& changes, const Inputs& inputs) {
+static std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& plan,
+                             const std::vector<StagePlan>& stages, const std::vector<Change>& changes,
+                             const Inputs& inputs) {
     const ModelConfig& m = o.model;
     nlohmann::ordered_json json = {{"model", m.name},
                                    {"parameters", m.parameters()},
@@ -98,8 +98,9 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
     return json_text(json, 2) + "\n";
 }
 
-std::string plan_text(const Options& o, const PlannedRun& run, const AutomaticChoice& choice,
-                      const std::vector<StagePlan>& stages, const std::vector<Change>& changes, const Inputs& inputs) {
+static std::string plan_text(const Options& o, const PlannedRun& run, const AutomaticChoice& choice,
+                             const std::vector<StagePlan>& stages, const std::vector<Change>& changes,
+                             const Inputs& inputs) {
     std::string text;
     for (const std::string& note : o.notes)  // the other notes describe this machine, not the planned one
         if (note.starts_with("--depth") || note.starts_with("--fit") || note.starts_with("-r auto") ||
@@ -115,7 +116,7 @@ std::string plan_text(const Options& o, const PlannedRun& run, const AutomaticCh
 }
 
 // Plans ranks that do not exist.
-AutomaticChoice choose_for_planned(const Options& options, int ranks, const Room& room) {
+static AutomaticChoice choose_for_planned(const Options& options, int ranks, const Room& room) {
     const Comm comm = planned_ranks(options, ranks);
     return choose_automatic(
         options, [&](const Options& o) { return plan_rank(o, comm); },
@@ -123,7 +124,7 @@ AutomaticChoice choose_for_planned(const Options& options, int ranks, const Room
 }
 
 // Returns no_resources if the run does not fit.
-ExitCode dry_run(const AskedRun& asked, Options o, const Inputs& inputs) {
+static ExitCode dry_run(const AskedRun& asked, Options o, const Inputs& inputs) {
     if (!card_to_plan_for(o)) o.gpu = find_gpu_by_short_name("h200");
     const PlannedCard card = required_card(o);
     const int ranks = std::max(o.world, 1);
@@ -142,7 +143,7 @@ ExitCode dry_run(const AskedRun& asked, Options o, const Inputs& inputs) {
     return choice.fits ? ExitCode::ok : ExitCode::no_resources;
 }
 
-void print_scaling(const Options& o, int zero) {
+static void print_scaling(const Options& o, int zero) {
     PlannedRun run = run_of(o, required_card(o), std::max(o.world, 1));
     const int stage = zero < 0 ? 1 : zero;
     run.config.sharding.stage = stage;
@@ -161,7 +162,7 @@ void print_scaling(const Options& o, int zero) {
 }
 
 template <class Real>
-StagePlan plan_rank_of(const Options& o, const Comm& comm) {
+static StagePlan plan_rank_of(const Options& o, const Comm& comm) {
     Trainer<Real> trainer(o, comm);
     const ShardLayout& layout = trainer.layout();
     StagePlan plan;
@@ -177,8 +178,6 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
                                   (trainer.optimizer().muon() && comm.world() > 1 ? 1 : 0));
     return plan;
 }
-
-}  // namespace
 
 std::optional<PlannedCard> card_to_plan_for(const Options& o) {
     if (o.gpu) return PlannedCard{*o.gpu};

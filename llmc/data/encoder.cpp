@@ -13,7 +13,6 @@
 #include "llmc/data/tokenizer.h"  // is_utf8
 
 namespace llmc {
-namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -23,10 +22,10 @@ constexpr const char* kInstall =
 constexpr const char* kIds = "ids:";  // a prompt that begins so consists of ids
 
 // The directory whose data/prepare is the package; "" if there is none.
-std::string root() { return fs::path(find_packaged("data/prepare")).parent_path().parent_path().string(); }
+static std::string root() { return fs::path(find_packaged("data/prepare")).parent_path().parent_path().string(); }
 
 // Runs data.prepare with each Python that may have its libraries, best first. Empty without the package.
-std::vector<PromptEncoder::Command> prepare_commands() {
+static std::vector<PromptEncoder::Command> prepare_commands() {
     std::vector<PromptEncoder::Command> commands;
     if (root().empty()) return commands;
     const std::string own = root() + "/.venv/bin/python";
@@ -36,14 +35,15 @@ std::vector<PromptEncoder::Command> prepare_commands() {
 }
 
 // data.prepare runs in its own directory, so it needs the absolute path of a file.
-PromptEncoder::Command with(PromptEncoder::Command command, const std::string& name, const std::string& tokenizer) {
+static PromptEncoder::Command with(PromptEncoder::Command command, const std::string& name,
+                                   const std::string& tokenizer) {
     const std::string path = tokenizer == "bytes" ? tokenizer : fs::absolute(tokenizer).string();
     command.insert(command.end(), {name, "--tokenizer", path});
     return command;
 }
 
 // Token ids separated by commas or spaces.
-std::vector<int> numbers_in(const std::string& text, const char* otherwise) {
+static std::vector<int> numbers_in(const std::string& text, const char* otherwise) {
     std::vector<int> ids;
     std::string separated = text;
     std::replace(separated.begin(), separated.end(), ',', ' ');
@@ -56,14 +56,12 @@ std::vector<int> numbers_in(const std::string& text, const char* otherwise) {
 }
 
 // Why a child has given no complete answer.
-std::string reason(Child& child, double deadline, double patience) {
+static std::string reason(Child& child, double deadline, double patience) {
     const std::optional<std::string> end = child.wait(std::max(deadline - monotonic_seconds(), 0.0));
     if (end) return end->empty() ? "ended without an answer" : *end;
     child.kill();
     return fmt::format("did not answer within {} seconds and was killed", patience);
 }
-
-}  // namespace
 
 PromptEncoder::PromptEncoder(const std::string& tokenizer, const std::vector<Command>& commands, double patience)
     : tokenizer_(tokenizer), commands_(commands.empty() ? prepare_commands() : commands), patience_(patience) {}

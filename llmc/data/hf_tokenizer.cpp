@@ -10,7 +10,6 @@
 #include "llmc/data/tokenizer.h"
 
 namespace llmc {
-namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
@@ -25,7 +24,7 @@ constexpr InputKind kHfTokenizerFile = {"tokenizer file", "a JSON file of a Hugg
                                         256};
 
 // The files of a Hugging Face directory by name, or the files next to the tokenizer.json `from`, or the file `from`.
-std::map<std::string, std::string> hf_files(const fs::path& from) {
+static std::map<std::string, std::string> hf_files(const fs::path& from) {
     std::map<std::string, std::string> files;
     const bool is_folder = directory_exists(from);
     if (!is_folder && (from.extension() != ".json" || !path_exists(from))) return files;
@@ -40,7 +39,7 @@ std::map<std::string, std::string> hf_files(const fs::path& from) {
 }
 
 // The ids of a tokenizer.json's added tokens by their text. Refuses a file with more than `vocab` tokens.
-std::map<std::string, int> added_tokens(const std::string& name, const std::string& content, int vocab) {
+static std::map<std::string, int> added_tokens(const std::string& name, const std::string& content, int vocab) {
     std::map<std::string, int> ids;
     const ordered_json tokenizer = parse_json<ordered_json>(content);
     const auto model = tokenizer.is_object() ? tokenizer.find("model") : tokenizer.end();
@@ -59,21 +58,21 @@ std::map<std::string, int> added_tokens(const std::string& name, const std::stri
 }
 
 // The text of a token in tokenizer_config.json, which is a string or an object; "" if there is none.
-std::string text_in(const ordered_json& config, const char* key) {
+static std::string text_in(const ordered_json& config, const char* key) {
     const ordered_json token = config.value(key, ordered_json());
     return token.is_string() ? token.get<std::string>() : token.is_object() ? token.value("content", "") : "";
 }
 
 // The text of the token with this id, or else `otherwise`.
-std::string text_of(const std::map<std::string, int>& ids, int id, const std::string& otherwise) {
+static std::string text_of(const std::map<std::string, int>& ids, int id, const std::string& otherwise) {
     for (const auto& [text, token] : ids)
         if (token == id) return text;
     return otherwise;
 }
 
 // The file's content with these tokens as eos_token and bos_token; the same content if it says so already.
-std::string with_tokens(const std::string& content, ordered_json config, const std::string& begin,
-                        const std::string& end) {
+static std::string with_tokens(const std::string& content, ordered_json config, const std::string& begin,
+                               const std::string& end) {
     bool changed = content.empty();
     const auto set = [&](const char* key, const std::string& text) {
         if (text.empty() || text_in(config, key) == text) return;
@@ -84,8 +83,6 @@ std::string with_tokens(const std::string& content, ordered_json config, const s
     set("bos_token", begin);
     return changed ? json_text(config, 2) + "\n" : content;
 }
-
-}  // namespace
 
 bool is_hf_tokenizer_file(const std::string& name) {
     return std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles);

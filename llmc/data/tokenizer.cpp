@@ -15,7 +15,6 @@
 #include "llmc/data/shards.h"
 
 namespace llmc {
-namespace {
 
 constexpr int32_t magic_llmc = 20240328;
 constexpr int max_vocab = 1 << 24;  // far more than any tokenizer has; keeps a corrupt file from filling the memory
@@ -27,11 +26,11 @@ constexpr InputKind kTokenizerFile = {"tokenizer file",
                                       "one of them, or the word bytes for the byte vocabulary",
                                       ExitCode::bad_data, 256};
 
-[[noreturn]] void bad_file(const std::string& path, const std::string& reason) {
+[[noreturn]] static void bad_file(const std::string& path, const std::string& reason) {
     throw Error(ExitCode::bad_data, "the tokenizer file {}: {}", path, reason);
 }
 
-int base64_value(char c) {
+static int base64_value(char c) {
     if (c >= 'A' && c <= 'Z') return c - 'A';
     if (c >= 'a' && c <= 'z') return c - 'a' + 26;
     if (c >= '0' && c <= '9') return c - '0' + 52;
@@ -39,7 +38,7 @@ int base64_value(char c) {
 }
 
 // Returns false if `text` is not padded base64.
-bool decode_base64(std::string_view text, std::string& bytes) {
+static bool decode_base64(std::string_view text, std::string& bytes) {
     if (text.empty() || text.size() % 4 != 0) return false;
     while (!text.empty() && text.back() == '=') text.remove_suffix(1);
     if (text.size() % 4 == 1) return false;
@@ -56,7 +55,7 @@ bool decode_base64(std::string_view text, std::string& bytes) {
 }
 
 // The length of the valid UTF-8 sequence at the start of `text`, and its code point. 0 if there is none.
-size_t utf8_length(std::string_view text, uint32_t& code_point) {
+static size_t utf8_length(std::string_view text, uint32_t& code_point) {
     const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
     if (byte(0) < 0x80) {
         code_point = byte(0);
@@ -74,15 +73,13 @@ size_t utf8_length(std::string_view text, uint32_t& code_point) {
     return code_point < smallest[length] || code_point > 0x10ffff || surrogate ? 0 : length;
 }
 
-bool printable(uint32_t c) {
+static bool printable(uint32_t c) {
     if (c < 0x20) return c == '\n' || c == '\t';
     const bool control = c >= 0x7f && c < 0xa0;
     const bool separator_or_direction = (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
     const bool mark = c == 0x200e || c == 0x200f || c == 0x061c || c == 0xfeff;
     return !control && !separator_or_direction && !mark;
 }
-
-}  // namespace
 
 size_t complete_utf8(std::string_view text) {
     for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {

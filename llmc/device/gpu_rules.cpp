@@ -7,16 +7,12 @@
 
 namespace llmc {
 
-namespace {
-
-bool runs_on(const std::string& architecture, int capability) {
+static bool runs_on(const std::string& architecture, int capability) {
     const int own = std::atoi(architecture.c_str() + architecture.find('_') + 1);
     if (std::isalpha(static_cast<unsigned char>(architecture.back()))) return capability == own;
     if (architecture.starts_with("compute_")) return capability >= own;
     return capability / 10 == own / 10 && capability >= own;
 }
-
-}  // namespace
 
 bool has_code_for(const std::string& architectures, int capability) {
     std::istringstream list(architectures);

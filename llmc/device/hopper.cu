@@ -7,7 +7,6 @@
 #include "llmc/device/hopper.cuh"
 
 namespace llmc {
-namespace {
 
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                                  const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
@@ -15,7 +14,7 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
 
 // The driver's function, or nullptr if the driver is older than CUDA 12. Asking the runtime for it keeps libcuda out
 // of the program's link line.
-EncodeTiled encode_tiled() {
+static EncodeTiled encode_tiled() {
     static const EncodeTiled function = [] {
         void* found = nullptr;
         cudaDriverEntryPointQueryResult result;
@@ -29,8 +28,6 @@ EncodeTiled encode_tiled() {
     }();
     return function;
 }
-
-}  // namespace
 
 bool has_tensor_maps() { return encode_tiled() != nullptr; }
 

@@ -17,14 +17,12 @@ namespace llmc {
 
 static __global__ void probe_kernel() {}  // its attributes tell whether this binary has code for the GPU
 
-namespace {
-
-std::string describe(cudaError_t status) {
+static std::string describe(cudaError_t status) {
     return fmt::format("{} ({})", cudaGetErrorName(status), cudaGetErrorString(status));
 }
 
 // True for errors of running work, which the next call returns, whichever it is.
-bool is_fault(cudaError_t status) {
+static bool is_fault(cudaError_t status) {
     switch (status) {
         case cudaErrorIllegalAddress:
         case cudaErrorMisalignedAddress:
@@ -43,14 +41,14 @@ bool is_fault(cudaError_t status) {
     }
 }
 
-int current_device() {
+static int current_device() {
     int device = 0;
     LLMC_CHECK_CUDA(cudaGetDevice(&device));
     return device;
 }
 
 // Formats a UUID as nvidia-smi does.
-std::string uuid_text(const char (&bytes)[16]) {
+static std::string uuid_text(const char (&bytes)[16]) {
     std::string text = "GPU";
     for (int i = 0; i < 16; i++) {
         if (i == 0 || (i >= 4 && i <= 10 && i % 2 == 0)) text += "-";
@@ -59,14 +57,12 @@ std::string uuid_text(const char (&bytes)[16]) {
     return text;
 }
 
-SharedMemory shared_memory_of(const void* kernel) {
+static SharedMemory shared_memory_of(const void* kernel) {
     cudaFuncAttributes attributes;
     LLMC_CHECK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
     return {attributes.sharedSizeBytes, static_cast<size_t>(attributes.maxDynamicSharedSizeBytes),
             shared_memory_per_block()};
 }
-
-}  // namespace
 
 void check_cuda(cudaError_t status, const char* what, const char* file, int line) {
     if (status == cudaSuccess) return;
@@ -155,9 +151,7 @@ size_t shared_memory_per_block() {
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 
-namespace {
-
-void* offloaded_malloc(size_t bytes) {
+static void* offloaded_malloc(size_t bytes) {
     void* p = nullptr;
     const cudaError_t status = cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocPortable);
     if (status == cudaErrorMemoryAllocation) {
@@ -171,11 +165,9 @@ void* offloaded_malloc(size_t bytes) {
 }
 
 // The direction of a copy. If `side` is offloaded memory, CUDA has to find it from the addresses.
-cudaMemcpyKind direction(const void* side, cudaMemcpyKind otherwise) {
+static cudaMemcpyKind direction(const void* side, cudaMemcpyKind otherwise) {
     return MemoryLedger::instance().is_offloaded(side) ? cudaMemcpyDefault : otherwise;
 }
-
-}  // namespace
 
 void* device_malloc(size_t bytes, MemoryKind kind) {
     if (kind == MemoryKind::offloaded) return offloaded_malloc(bytes);

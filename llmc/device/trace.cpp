@@ -5,14 +5,11 @@
 #include <cmath>
 
 namespace llmc {
-namespace {
 
 template <class Clock>
-int64_t nanoseconds() {
+static int64_t nanoseconds() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
 }
-
-}  // namespace
 
 Trace::Trace(size_t expected_ranges) {
     base_ = create_event(true);

@@ -6,14 +6,13 @@
 #include "llmc/flags/rows.h"
 
 namespace llmc {
-namespace {
 
-Flag required(Flag flag) {
+static Flag required(Flag flag) {
     flag.required = true;
     return flag;
 }
 
-Flag from_flag() {
+static Flag from_flag() {
     Flag row = flag(0, "from", "PATH", &Options::from, {},
                     "a checkpoint, a run (its newest checkpoint is used), a Hugging Face directory, a .safetensors "
                     "file next to its config.json, or an llm.c model file (.bin)");
@@ -21,12 +20,12 @@ Flag from_flag() {
     return required(row);
 }
 
-Flag average_flag() {
+static Flag average_flag() {
     return flag(0, "average", "", &Options::of_average, {},
                 "take the average of the weights from a checkpoint of a run with --average, instead of the weights");
 }
 
-CommandFlags eval() {
+static CommandFlags eval() {
     CommandFlags command = {"eval", "Prints the loss of a model on validation sets, and its scores in tasks."};
     command.defaults.precision = Precision::bf16;
     command.defaults.val_batches = -1;
@@ -39,7 +38,7 @@ CommandFlags eval() {
     return command;
 }
 
-CommandFlags sample() {
+static CommandFlags sample() {
     CommandFlags command = {
         "sample",
         "Generates text with a model. Without --prompt, it asks for prompts on the terminal (Ctrl-D ends it); if "
@@ -57,7 +56,7 @@ CommandFlags sample() {
     return command;
 }
 
-CommandFlags export_weights() {
+static CommandFlags export_weights() {
     CommandFlags command = {"export", "Writes the weights of a model for other programs, or for --init-from."};
     command.flags = {
         from_flag(),
@@ -79,7 +78,7 @@ CommandFlags export_weights() {
     return command;
 }
 
-CommandFlags inspect() {
+static CommandFlags inspect() {
     CommandFlags command = {
         "inspect",
         "Shows what rounding does to a model: one micro-batch in FP32, BF16 and FP8, with the loss of each, how far "
@@ -93,7 +92,7 @@ CommandFlags inspect() {
 }
 
 // Adds the flags of training that the command has too, and --help. The help shows the command's own defaults.
-CommandFlags complete(CommandFlags command, const std::string& of_training) {
+static CommandFlags complete(CommandFlags command, const std::string& of_training) {
     for (const std::string& name : words_in(of_training)) command.flags.push_back(*find_flag(name));
     command.flags.push_back(flag('h', "help", "", &Options::help, {}, "print this and exit"));
     for (Flag& row : command.flags)
@@ -102,8 +101,6 @@ CommandFlags complete(CommandFlags command, const std::string& of_training) {
                                                                                : flag_text(row, command.defaults);
     return command;
 }
-
-}  // namespace
 
 const std::vector<CommandFlags>& all_commands() {
     static const std::vector<CommandFlags> commands = {

@@ -6,15 +6,14 @@
 #include "llmc/flags/help.h"
 
 namespace llmc {
-namespace {
 
-bool is_number(const std::string& text) {
+static bool is_number(const std::string& text) {
     const size_t digits = text.find_first_not_of("+-.");
     return digits != std::string::npos && text[digits] >= '0' && text[digits] <= '9';
 }
 
 // The flag that `argument` names, as in "--lr", "--lr=1e-3", "-l" or "-l=1e-3"; nullptr if it is none of `flags`.
-const Flag* flag_in(const std::string& argument, const std::vector<Flag>& flags) {
+static const Flag* flag_in(const std::string& argument, const std::vector<Flag>& flags) {
     const std::string name = argument.substr(0, argument.find('='));
     for (const Flag& flag : flags) {
         const bool is_short = flag.short_name != 0 && name == std::string{'-', flag.short_name};
@@ -25,10 +24,10 @@ const Flag* flag_in(const std::string& argument, const std::vector<Flag>& flags)
 }
 
 // True for flags that print something instead of starting a run, whatever else the command line has.
-bool only_prints(const Flag& flag) { return flag.long_name.starts_with("help") || flag.long_name == "version"; }
+static bool only_prints(const Flag& flag) { return flag.long_name.starts_with("help") || flag.long_name == "version"; }
 
 // Refuses a value for a switch, other than =true and =false.
-void check_switch(const Flag& flag, const std::string& argument, const std::string& next) {
+static void check_switch(const Flag& flag, const std::string& argument, const std::string& next) {
     const bool has_value = argument.find('=') != std::string::npos;
     if (has_value && !argument.ends_with("=true") && !argument.ends_with("=false"))
         refuse(argument + ": this switch takes no value but =true or =false");
@@ -38,14 +37,15 @@ void check_switch(const Flag& flag, const std::string& argument, const std::stri
 }
 
 // The flag of -b4, a letter and a number; nullptr if it is none.
-const Flag* with_number_behind(const std::string& argument, const std::vector<Flag>& flags) {
+static const Flag* with_number_behind(const std::string& argument, const std::vector<Flag>& flags) {
     const Flag* const flag = flag_in(argument.substr(0, 2), flags);
     return flag && !flag->is_switch() && is_number(argument.substr(2)) ? flag : nullptr;
 }
 
 // Refuses a word that is neither a flag nor a value. After a pattern of files it is probably the shell's expansion.
-[[noreturn]] void refuse_word(const std::vector<std::string>& arguments, size_t at, const std::vector<GivenFlag>& given,
-                              const std::vector<Flag>& flags, const std::string& see) {
+[[noreturn]] static void refuse_word(const std::vector<std::string>& arguments, size_t at,
+                                     const std::vector<GivenFlag>& given, const std::vector<Flag>& flags,
+                                     const std::string& see) {
     const std::string& word = arguments[at];
     if (word.starts_with("--") && word != "--") refuse(unknown_flag_text(word, flags, see));
     // A flag of two letters, such as llm.c has, or a long flag that lacks a dash.
@@ -64,8 +64,6 @@ const Flag* with_number_behind(const std::string& argument, const std::vector<Fl
         "--{} {}",
         word, name, words.size(), name, shell_quote(set + pattern_of(words)));
 }
-
-}  // namespace
 
 std::vector<GivenFlag> read_flags(const std::vector<std::string>& arguments, const std::vector<Flag>& flags,
                                   const std::string& see) {

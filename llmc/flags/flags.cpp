@@ -11,21 +11,20 @@
 #include "llmc/flags/rows.h"
 
 namespace llmc {
-namespace {
 
 using nlohmann::ordered_json;
 
-void check_not_empty(const std::string& text) {
+static void check_not_empty(const std::string& text) {
     if (text.empty()) refuse("the value is empty");
 }
 
-void check_sources(const std::string& text) {
+static void check_sources(const std::string& text) {
     check_not_empty(text);
     sources_from_text(text);
 }
 
 // A path is checked when it is opened. A word that resembles latest or auto is taken for a typing error.
-ResumeFrom resume_from(const std::string& text) {
+static ResumeFrom resume_from(const std::string& text) {
     check_not_empty(text);
     if (const std::optional<ResumeFrom> from = value_of_word<ResumeFrom>(text)) return *from;
     const std::optional<std::string> word = nearest(text, {"latest", "auto"});
@@ -34,23 +33,23 @@ ResumeFrom resume_from(const std::string& text) {
     return ResumeFrom::path;
 }
 
-std::optional<GpuSpec> gpu_named(const std::string& text) {
+static std::optional<GpuSpec> gpu_named(const std::string& text) {
     const std::optional<GpuSpec> gpu = find_gpu_by_short_name(text);
     if (!gpu) refuse("'" + text + "' is not in the table: " + joined(gpu_short_names()));
     return gpu;
 }
 
-void check_shell(const std::string& text) {
+static void check_shell(const std::string& text) {
     if (text != "bash") refuse("'" + text + "' is not bash (zsh runs bash's script after autoload -U bashcompinit)");
 }
 
 // A task has no default name.
-void check_task(const std::string& text) {
+static void check_task(const std::string& text) {
     if (parse_val_set(text, "task").name.empty()) refuse("'" + text + "' has no name; use --task NAME=FILE");
 }
 
 // A format other than fp8, for values whose updates are smaller than the steps of FP8.
-Flag not_fp8(Flag flag) {
+static Flag not_fp8(Flag flag) {
     std::erase(flag.words, "fp8");
     flag.set = [set = flag.set, words = flag.words](Options& o, const std::string& text) {
         if (text == "fp8") refuse("'" + text + "' is not one of " + joined(words));
@@ -60,21 +59,21 @@ Flag not_fp8(Flag flag) {
 }
 
 // Concerns one invocation, so configuration files may not contain it.
-Flag once(Flag flag) {
+static Flag once(Flag flag) {
     flag.command_line_only = true;
     return flag;
 }
 
 // One of the flags that matter most, which --help shows.
-Flag common(Flag flag) {
+static Flag common(Flag flag) {
     flag.common = true;
     return flag;
 }
 
-Flag heading(const char* group) { return {.group = group}; }
+static Flag heading(const char* group) { return {.group = group}; }
 
 // The text of a value, unless it is null, and of one that follows it; see with_parts().
-std::string behind(const ordered_json& value, const std::string& prefix, const ordered_json& part) {
+static std::string behind(const ordered_json& value, const std::string& prefix, const ordered_json& part) {
     const std::string first = value.is_string() ? value.get<std::string>() : json_text(value);
     return (value.is_null() ? "" : first + ",") + prefix + json_text(part);
 }
@@ -402,14 +401,12 @@ const Flag kRows[] = {
     once(flag(0, "help-markdown", "", &Options::help_markdown, {}, "print all flags as a Markdown page and exit")),
 };
 
-std::string shortest_text(double number) {
+static std::string shortest_text(double number) {
     char text[32];
     std::string result(text, std::to_chars(text, text + sizeof text, number).ptr);
     const size_t zero = result.find("e-0");  // 1e-08
     return zero == std::string::npos ? result : result.erase(zero + 2, 1);
 }
-
-}  // namespace
 
 const std::vector<Flag>& all_flags() {
     static const std::vector<Flag> flags = [] {

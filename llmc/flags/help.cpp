@@ -148,11 +148,9 @@ std::string help_markdown() {
 
 // ---- --completion bash ----------------------------------------------------------------------------------------------
 
-namespace {
-
 // The command of bash after the flag. It offers words, or names of files ("return", for `complete -o default`), or
 // nothing.
-std::string completion_of(const Flag& flag) {
+static std::string completion_of(const Flag& flag) {
     std::vector<std::string> words = flag.words;
     if (flag.long_name == "gpu") words = gpu_short_names();
     if (flag.long_name == "model") words = model_names();
@@ -161,8 +159,6 @@ std::string completion_of(const Flag& flag) {
         if (flag.value.find(kind) != std::string::npos) return "return";
     return "compopt +o default; return";
 }
-
-}  // namespace
 
 std::string completion_script() {
     std::string names = "train", commands, values;

@@ -17,12 +17,11 @@
 #endif
 
 namespace llmc {
-namespace {
 
 using nlohmann::ordered_json;
 
 // Removes `train` in front of the flags; `help` becomes --help.
-std::vector<std::string> without_command(std::vector<std::string> arguments) {
+static std::vector<std::string> without_command(std::vector<std::string> arguments) {
     if (arguments.empty() || arguments[0].empty() || arguments[0][0] == '-') return arguments;
     if (arguments[0] == "help") return {"--help"};
     if (arguments[0] != "train") refuse(unknown_command_text(arguments[0]));
@@ -31,7 +30,7 @@ std::vector<std::string> without_command(std::vector<std::string> arguments) {
 }
 
 // Appends an entry of a configuration file to `given`.
-void append_entry(const std::string& key, const ordered_json& value, std::vector<GivenFlag>& given) {
+static void append_entry(const std::string& key, const ordered_json& value, std::vector<GivenFlag>& given) {
     if (const RemovedFlag* const removed = find_removed_flag(key)) {
         if (!removed->goes_on(value)) refuse("\"{}\" is {}, and {}", key, json_text(value), removed->text());
         return;
@@ -61,7 +60,7 @@ void append_entry(const std::string& key, const ordered_json& value, std::vector
 }
 
 // --overwrite removes the run in --out, so the weights to start from must not be there.
-void check_weights_survive(const Options& options) {
+static void check_weights_survive(const Options& options) {
     if (!options.overwrite || options.init_from.empty() || options.out.empty()) return;
     namespace fs = std::filesystem;
     std::error_code ignored;
@@ -74,7 +73,7 @@ void check_weights_survive(const Options& options) {
 }
 
 // The default of --checkpoint-minutes is no wish for checkpoints.
-void check_checkpoints_have_a_place(const Options& o) {
+static void check_checkpoints_have_a_place(const Options& o) {
     if (!o.out.empty()) return;
     const bool by_time = o.checkpoint_minutes > 0 && o.checkpoint_minutes != Options().checkpoint_minutes;
     if (o.checkpoint_every == 0 && !by_time) return;
@@ -82,7 +81,7 @@ void check_checkpoints_have_a_place(const Options& o) {
            by_time ? "--checkpoint-minutes" : "-n, --checkpoint-every");
 }
 
-void check_complete(const Options& options) {
+static void check_complete(const Options& options) {
     check_weights_survive(options);
     const bool planning = options.dry_run || options.estimate_scaling;
     if (options.gpu && !planning) refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
@@ -110,7 +109,7 @@ void check_complete(const Options& options) {
     }
 }
 
-ordered_json read_json(const std::string& path) {
+static ordered_json read_json(const std::string& path) {
     constexpr InputKind kind = {"configuration file", "a JSON file of flags, or a run.json", ExitCode::bad_flags, 16};
     const std::string content = read_input(path, kind);
     try {
@@ -123,7 +122,7 @@ ordered_json read_json(const std::string& path) {
 }
 
 // `path`: of the configuration's file, for messages.
-Options options_of(const ordered_json& config, const std::string& path) {
+static Options options_of(const ordered_json& config, const std::string& path) {
     try {
         Options options;
         std::vector<GivenFlag> given;
@@ -137,21 +136,21 @@ Options options_of(const ordered_json& config, const std::string& path) {
 }
 
 // The configuration in a run.json, without flags that the run's optimizer ignored: earlier versions accepted them.
-Options options_of_run(ordered_json config, const std::string& path) {
+static Options options_of_run(ordered_json config, const std::string& path) {
     for (const OptimizerFlag& flag : ignored_flags(options_of(config, path))) config.erase(flag.name);
     return options_of(config, path);
 }
 
 // The run.json whose configuration --resume continues with; "" if there is none. A command with --train says everything
 // itself.
-std::string run_json_to_resume(const Options& o) {
+static std::string run_json_to_resume(const Options& o) {
     if (o.resume == ResumeFrom::nothing || o.out.empty() || !o.train.empty()) return "";
     const std::string path = (std::filesystem::path(o.out) / "run.json").string();
     return path_exists(path) ? path : "";
 }
 
 // Leaves out the limits of the last command, and -z of a run on one rank, where it has no meaning.
-Options read_run_config(const std::string& path) {
+static Options read_run_config(const std::string& path) {
     try {
         const ordered_json run = read_json(path);
         ordered_json config = run.at("config");
@@ -171,7 +170,7 @@ Options read_run_config(const std::string& path) {
 
 // Leaves out what starts a program or writes outside of --out: somebody else may have written the file. Such flags
 // count on the command line alone.
-void leave_out_commands(const Options& line, const std::string& path, Options& options) {
+static void leave_out_commands(const Options& line, const std::string& path, Options& options) {
     const auto leave_out = [&](const char* name, const std::string& value) {
         if (!line.given.contains(name))
             options.notes.push_back(sanitize(
@@ -186,7 +185,7 @@ void leave_out_commands(const Options& line, const std::string& path, Options& o
 
 // The configuration file, prepared for the flags of the command line (`line`) to override it. If these name a model,
 // the file's shape is dropped. -x and --epochs replace each other, except with several sources.
-Options with_config(const Options& line) {
+static Options with_config(const Options& line) {
     const std::string run_json = line.config_file.empty() ? run_json_to_resume(line) : "";
     if (line.config_file.empty() && run_json.empty()) return {};
     Options options = run_json.empty() ? read_config_file(line.config_file) : read_run_config(run_json);
@@ -198,8 +197,6 @@ Options with_config(const Options& line) {
     if (line.given.contains("epochs") && options.given.erase("max-steps")) options.schedule.steps = -1;
     return options;
 }
-
-}  // namespace
 
 Options read_config_file(const std::string& path) {
     const ordered_json file = read_json(path);

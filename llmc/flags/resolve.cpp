@@ -10,15 +10,14 @@
 #include "llmc/flags/flags.h"
 
 namespace llmc {
-namespace {
 
-void add_note(Options& o, const std::string& note) {
+static void add_note(Options& o, const std::string& note) {
     if (!contains(o.notes, note)) o.notes.push_back(note);
 }
 
 // FP8 matmuls take whole blocks of scales, or multiples of 16 tokens. Returns the number of sequences of `length`
 // tokens that has to divide those of a micro-batch.
-int64_t multiple_of_sequences(const Options& o, int64_t length) {
+static int64_t multiple_of_sequences(const Options& o, int64_t length) {
     const Fp8Scaling scaling = scaling_of(o.fp8.recipe);
     const int64_t tokens = scaling == Fp8Scaling::tensor ? 16 : block_length(scaling);
     return tokens / std::gcd(tokens, length);
@@ -30,14 +29,14 @@ constexpr int kDefaultSeq = 1024;
 constexpr int kDefaultVocab = 50257;  // GPT-2's
 
 // The shape of `base` with the fields that flags change.
-void resolve_shape(ModelConfig& m, const ModelConfig& base, const ModelConfig& given) {
+static void resolve_shape(ModelConfig& m, const ModelConfig& base, const ModelConfig& given) {
     if (given.layers > 0) m.layers = given.layers;
     if (given.heads > 0) m.heads = given.heads;
     if (given.channels > 0) m.channels = given.channels;
     if (m.layers != base.layers || m.heads != base.heads || m.channels != base.channels) m.name = "custom";
 }
 
-void resolve_vocab(ModelConfig& m, const ModelConfig& given, const std::string& model_name, int data_vocab) {
+static void resolve_vocab(ModelConfig& m, const ModelConfig& given, const std::string& model_name, int data_vocab) {
     if (is_model_name(model_name) && data_vocab > 0) m.vocab = data_vocab;
     if (m.vocab == 0) m.vocab = data_vocab > 0 ? data_vocab : kDefaultVocab;
     if (given.vocab > 0) m.vocab = given.vocab;
@@ -48,7 +47,7 @@ void resolve_vocab(ModelConfig& m, const ModelConfig& given, const std::string& 
 
 // The model of -e, with the fields that flags change. Without -e, a shape given by flags is the user's own, and its
 // context follows -t.
-void resolve_model(Options& o, const ResolveInputs& inputs) {
+static void resolve_model(Options& o, const ResolveInputs& inputs) {
     const ModelConfig given = o.model;
     const bool own_shape = o.model_name.empty() && (given.layers > 0 || given.heads > 0 || given.channels > 0);
     if (o.model_name.empty()) o.model_name = "d12";
@@ -63,7 +62,7 @@ void resolve_model(Options& o, const ResolveInputs& inputs) {
     o.end_token = inputs.end_token;
 }
 
-void resolve_seq(Options& o) {
+static void resolve_seq(Options& o) {
     const int context = o.model.context;
     if (o.seq == 0) o.seq = std::min(kDefaultSeq, context);
     const int64_t multiple = multiple_of_sequences(o, o.batch), whole = context / multiple * multiple;
@@ -76,7 +75,7 @@ void resolve_seq(Options& o) {
 
 // Refuses micro-batches that kernels refuse: attention's have sequences in the third dimension of their grid, and the
 // embedding's count tokens.
-void check_micro_batch(const Options& o) {
+static void check_micro_batch(const Options& o) {
     constexpr int64_t kMostSequences = 65535, kMostTokens = 1 << 29;
     const int64_t tokens = int64_t{o.batch} * o.seq, multiple = multiple_of_sequences(o, o.seq);
     if (tokens > kMostTokens)
@@ -89,7 +88,7 @@ void check_micro_batch(const Options& o) {
                sequences, kMostSequences, stages.empty() ? "" : ", or longer sequences in --seq-schedule");
 }
 
-void resolve_total_batch(Options& o, int ranks) {
+static void resolve_total_batch(Options& o, int ranks) {
     const int64_t micro_step = o.micro_step_tokens(ranks);
     if (o.total_batch == 0) o.total_batch = micro_step;
     const int64_t micro_steps = o.total_batch / micro_step, below = micro_steps * micro_step;
@@ -106,7 +105,7 @@ void resolve_total_batch(Options& o, int ranks) {
     o.micro_steps = static_cast<int>(micro_steps);
 }
 
-void resolve_batch_schedule(Options& o, int ranks) {
+static void resolve_batch_schedule(Options& o, int ranks) {
     o.batches = {o.batch_schedule, o.total_batch};
     const int64_t micro_step = o.micro_step_tokens(ranks);
     std::string stages;
@@ -123,7 +122,7 @@ void resolve_batch_schedule(Options& o, int ranks) {
     if (end > 0) add_note(o, fmt::format("--batch-schedule: {}then {}", stages, with_commas(o.total_batch)));
 }
 
-void resolve_seq_schedule(Options& o) {
+static void resolve_seq_schedule(Options& o) {
     o.sequences = {o.seq_schedule, o.seq};
     if (!o.seq_schedule.empty()) o.shortest_piece = static_cast<int>(o.seq_schedule.front().tokens);
     std::string stages;
@@ -139,7 +138,7 @@ void resolve_seq_schedule(Options& o) {
 }
 
 // A step with more tokens than the whole training set is rarely intended.
-void note_large_batch(Options& o, int64_t train_tokens) {
+static void note_large_batch(Options& o, int64_t train_tokens) {
     if (o.schedule.steps <= 0) return;
     const int64_t tokens = o.batches.tokens_of(o.schedule.steps);
     if (train_tokens <= 0 || tokens < train_tokens) return;
@@ -148,7 +147,7 @@ void note_large_batch(Options& o, int64_t train_tokens) {
 }
 
 // Turns --epochs into steps.
-void resolve_epochs(Options& o, int64_t train_tokens) {
+static void resolve_epochs(Options& o, int64_t train_tokens) {
     if (sources_from_text(o.train).is_mixture()) {
         if (o.schedule.steps == -1)
             refuse("--train has several sources, so no epoch says how long the run is; add -x N");
@@ -167,7 +166,7 @@ void resolve_epochs(Options& o, int64_t train_tokens) {
 }
 
 // Without -x and --epochs, the run is one epoch.
-void resolve_steps(Options& o, int64_t train_tokens) {
+static void resolve_steps(Options& o, int64_t train_tokens) {
     if (o.schedule.steps == -1 && train_tokens > 0) {
         o.schedule.steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one more token
         if (o.schedule.steps == 0)
@@ -182,7 +181,7 @@ void resolve_steps(Options& o, int64_t train_tokens) {
 
 // ---- the learning rate over the run --------------------------------------------------------------------------------
 
-void check_schedule(const Options& o, bool may_be_one_epoch) {
+static void check_schedule(const Options& o, bool may_be_one_epoch) {
     const bool validates = !o.val.empty() && o.val_every != 0 && o.val_batches != 0;
     if ((o.plateau.factor < 1 || o.early_stop > 0) && !validates)
         refuse("--plateau and --early-stop follow the validation loss: add -j, and leave out -v 0 and -m 0");
@@ -204,7 +203,7 @@ void check_schedule(const Options& o, bool may_be_one_epoch) {
 // ---- validation ----------------------------------------------------------------------------------------------------
 
 // How many batches of a rank one validation takes; nothing if that is unknown.
-std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveInputs& inputs) {
+static std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveInputs& inputs) {
     const int64_t per_batch = int64_t{o.batch} * inputs.ranks;
     int64_t batches = 0;
     for (const int64_t rows : inputs.task_rows) batches += (rows + per_batch - 1) / per_batch;
@@ -219,13 +218,13 @@ std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveIn
     return batches;
 }
 
-void resolve_validation_interval(Options& o, const ResolveInputs& inputs) {
+static void resolve_validation_interval(Options& o, const ResolveInputs& inputs) {
     if (o.val_every >= 0 || (o.val.empty() && o.hellaswag.empty() && o.task.empty())) return;
     const std::optional<int64_t> batches = batches_of_a_validation(o, inputs);
     if (batches) o.val_every = validation_interval(*batches, o.micro_steps);
 }
 
-void note_copied_data(Options& o, const ResolveInputs& inputs) {
+static void note_copied_data(Options& o, const ResolveInputs& inputs) {
     if (!inputs.trained_on.empty())
         add_note(o, inputs.trained_on + " is in both -i and -j: its validation loss is not on unseen text");
     if (!inputs.copied.empty())
@@ -248,13 +247,13 @@ constexpr OptimizerFlag kOptimizerFlags[] = {
     {"nesterov", "adamw, sgd, muon or normuon"},
 };
 
-void check_optimizer_flags(const Options& o) {
+static void check_optimizer_flags(const Options& o) {
     for (const auto& [name, optimizers, instead] : ignored_flags(o))
         refuse("--{} needs --optimizer {}, and this run has --optimizer {}; {}", name, optimizers,
                word_of(o.optimizer.kind), instead);
 }
 
-void check_clipping(const Options& o) {
+static void check_clipping(const Options& o) {
     if (o.optimizer.clip_kind != ClipKind::norm && o.clip == 0)
         refuse("--clip-kind {} has no effect with --clip 0, which turns clipping off; give --clip X",
                word_of(o.optimizer.clip_kind));
@@ -271,7 +270,7 @@ void check_clipping(const Options& o) {
 }
 
 // Fills in defaults that depend on the optimizer. The learning rates of muon's AdamW default to one another.
-void resolve_optimizer(Options& o) {
+static void resolve_optimizer(Options& o) {
     o.optimizer = o.optimizer.complete(o.schedule.lr);
     o.optimizer.rounding_seed = o.seed;
     const auto [momentum, warmup] = o.optimizer.muon_momentum();
@@ -287,7 +286,7 @@ void resolve_optimizer(Options& o) {
 
 // ---- profiles, checkpoints and ranks --------------------------------------------------------------------------------
 
-void check_profiled_steps(const Options& o) {
+static void check_profiled_steps(const Options& o) {
     if (!o.profile_steps.any() || o.schedule.steps <= 0) return;
     const ProfileSteps& steps = o.profile_steps;
     if (steps.last > o.last_step())
@@ -295,14 +294,14 @@ void check_profiled_steps(const Options& o) {
                o.text("profile-steps"), steps.first, steps.last, o.last_step());
 }
 
-void check_resume(const Options& o) {
+static void check_resume(const Options& o) {
     const bool resumes = o.resume != ResumeFrom::nothing;
     if (resumes && o.overwrite) refuse("--overwrite removes the run that --resume would continue; use one of them");
     if (!resumes && (o.rewind > 0 || o.skip_data > 0 || o.new_data))
         refuse("--rewind, --skip-data and --new-data need a checkpoint; add --resume latest");
 }
 
-void resolve_zero(Options& o, int ranks) {
+static void resolve_zero(Options& o, int ranks) {
     if (ranks == 1 && o.sharding.stage > 0)
         add_note(
             o, fmt::format("-z {} has no effect in one process; start several with mpirun or srun", o.sharding.stage));
@@ -311,25 +310,25 @@ void resolve_zero(Options& o, int ranks) {
 
 // ---- precision and kernels -----------------------------------------------------------------------------------------
 
-void resolve_precision(Options& o, const ResolveInputs& inputs) {
+static void resolve_precision(Options& o, const ResolveInputs& inputs) {
     if (o.precision != Precision::automatic) return;
     o.precision = inputs.fp8_supported ? Precision::fp8 : inputs.bf16_supported ? Precision::bf16 : Precision::fp32;
     add_note(o, fmt::format("--precision auto: {}", word_of(o.precision)));
 }
 
-void resolve_loss_scale(Options& o) {
+static void resolve_loss_scale(Options& o) {
     if (o.text("loss-scale").empty()) find_flag("loss-scale")->set(o, o.is_fp8() ? "dynamic" : "off");
 }
 
 // run.json and checkpoints name the layers that `auto` stands for.
-void resolve_fp8_layers(Options& o) {
+static void resolve_fp8_layers(Options& o) {
     const std::string text = o.text("fp8-layers");
     const size_t first = std::min(text.find(','), text.size());
     if (o.is_fp8() && text.substr(0, first) == "auto")
         find_flag("fp8-layers")->set(o, fp8_layers_auto(o.model.layers, scaling_of(o.fp8.recipe)) + text.substr(first));
 }
 
-void check_fp8(const Options& o, const ResolveInputs& inputs) {
+static void check_fp8(const Options& o, const ResolveInputs& inputs) {
     if (!o.is_fp8()) return;
     if (!inputs.fp8_supported)
         refuse("--precision fp8: {} has no FP8 (GPUs from sm_89 on have it); use --precision bf16", inputs.device_name);
@@ -346,7 +345,7 @@ void check_fp8(const Options& o, const ResolveInputs& inputs) {
 }
 
 // An FP8 run whose products run in BF16 would be a slower BF16 run with a wrong name. A CPU always emulates them.
-void check_emulation(Options& o, const ResolveInputs& inputs) {
+static void check_emulation(Options& o, const ResolveInputs& inputs) {
     if (!o.is_fp8()) return;
     if (inputs.host_device)
         add_note(o, "FP8 is emulated on the CPU: matmuls read FP8 values and compute in BF16 or FP32");
@@ -360,7 +359,7 @@ void check_emulation(Options& o, const ResolveInputs& inputs) {
     add_note(o, "--fp8-emulation: all FP8 matmuls run in BF16, slower than --precision bf16: " + because);
 }
 
-void resolve_offload(Options& o) {
+static void resolve_offload(Options& o) {
     const bool fp32 = o.precision == Precision::fp32;
     if (fp32 && offloads_optimizer(o.offload))
         refuse("--offload {} needs --precision bf16 or fp8: in fp32 the masters themselves are the model's weights",
@@ -368,7 +367,7 @@ void resolve_offload(Options& o) {
     set_offload(o, fp32 && o.offload == Offload::automatic ? Offload::off : o.offload);
 }
 
-void note_tf32_without_effect(Options& o, const ResolveInputs& inputs) {
+static void note_tf32_without_effect(Options& o, const ResolveInputs& inputs) {
     if (o.tf32 && inputs.host_device)
         add_note(o, "--tf32 is ignored: the CPU build has no tensor cores");
     else if (o.tf32 && o.precision != Precision::fp32)
@@ -377,7 +376,7 @@ void note_tf32_without_effect(Options& o, const ResolveInputs& inputs) {
 }
 
 // Notes flags that differ from the default and that this run never reads.
-void note_flags_without_effect(Options& o, int ranks) {
+static void note_flags_without_effect(Options& o, int ranks) {
     if (o.dry_run || o.estimate_scaling || o.bench) return;
     const bool validates = !o.val.empty(), scores = !o.task.empty() || !o.hellaswag.empty();
     const struct {
@@ -406,7 +405,7 @@ void note_flags_without_effect(Options& o, int ranks) {
 }
 
 // Notes FP8 flags that differ from the default in a run without FP8. A run.json also holds the defaults.
-void note_fp8_flags_without_effect(Options& o) {
+static void note_fp8_flags_without_effect(Options& o) {
     if (o.is_fp8()) return;
     std::vector<std::string> names;
     for (const Flag& flag : all_flags())
@@ -418,7 +417,7 @@ void note_fp8_flags_without_effect(Options& o) {
 }
 
 // run.json and checkpoints name the kernels, because others may round differently.
-void resolve_kernels(Options& o, const ResolveInputs& inputs) {
+static void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     const bool hopper = inputs.hopper && o.kernels == Kernels::automatic && o.precision != Precision::fp32;
     o.kernels_in_use = inputs.host_device ? "loops" : hopper && inputs.tensor_maps ? "hopper" : "portable";
     if (hopper && !inputs.tensor_maps)
@@ -426,8 +425,6 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
                  "portable kernels run instead of Hopper's: this driver cannot encode tensor maps; use one for CUDA 12 "
                  "or later");
 }
-
-}  // namespace
 
 void set_offload(Options& o, Offload offload) {
     o.offload = offload;

@@ -8,11 +8,10 @@
 #include "llmc/device/transfer.h"
 
 namespace llmc {
-namespace {
 
 // Block scales come from the block itself, so flags about histories and formats do not apply. The tensor's own scale is
 // then that of its largest block, for the log.
-Fp8Config resolved(Fp8Config config) {
+static Fp8Config resolved(Fp8Config config) {
     if (scaling_of(config.recipe) == Fp8Scaling::tensor) return config;
     if (config.fallback.steps > 0)
         refuse(
@@ -27,12 +26,10 @@ Fp8Config resolved(Fp8Config config) {
 }
 
 // The counts of a tensor that are added up over the ranks.
-std::array<uint64_t*, 7> counts_of(Fp8State& state, Fp8Watch& watch) {
+static std::array<uint64_t*, 7> counts_of(Fp8State& state, Fp8Watch& watch) {
     return {&state.elements, &state.saturated, &state.underflowed, &state.nonfinite,
             &watch.elements, &watch.saturated, &watch.underflowed};
 }
-
-}  // namespace
 
 Fp8Registry::Fp8Registry(const Fp8Config& config, const Comm& comm)
     : comm_(comm), config_(resolved(config)), scaling_(scaling_of(config.recipe)) {}

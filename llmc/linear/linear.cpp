@@ -10,20 +10,17 @@
 #include "llmc/kernels/quantize_blocks.h"
 
 namespace llmc {
-namespace {
 
-void add_once(std::vector<std::string>& list, const std::string& item) {
+static void add_once(std::vector<std::string>& list, const std::string& item) {
     if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
 }
 
 // "qkv, fc and fc_proj"
-std::string enumeration(const std::vector<std::string>& items) {
+static std::string enumeration(const std::vector<std::string>& items) {
     std::string text = items.front();
     for (size_t i = 1; i < items.size(); i++) text += (i + 1 < items.size() ? ", " : " and ") + items[i];
     return text;
 }
-
-}  // namespace
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 

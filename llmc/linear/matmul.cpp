@@ -54,13 +54,11 @@ Gemm::Gemm(const Product& p)
     second_columns = transpose_second ? inner : columns;
 }
 
-namespace {
-
-[[noreturn]] void refuse_product(const Product& product, const std::string& why) {
+[[noreturn]] static void refuse_product(const Product& product, const std::string& why) {
     throw Error(ExitCode::failure, product.describe() + ": " + why);
 }
 
-void check_shape(const Product& product) {
+static void check_shape(const Product& product) {
     if (product.N <= 0 || product.C <= 0 || product.OC <= 0)
         refuse_product(product, "every dimension must be positive");
     const struct {
@@ -85,7 +83,7 @@ void check_shape(const Product& product) {
     if (row_bytes > INT_MAX) refuse_product(product, fmt::format("a row of {} bytes exceeds 2^31 - 1", row_bytes));
 }
 
-void check_tensors(const Product& product, const ProductTensors& t) {
+static void check_tensors(const Product& product, const ProductTensors& t) {
     const bool is_combined = (t.addend && !product.accumulate) || t.factor != 1.0f || t.addend_factor != 0.0f;
     if (is_combined && (is_fp8(product.type) || product.kind == Product::wgrad || product.bias || product.accumulate ||
                         t.addend == t.result || !t.addend))
@@ -97,8 +95,6 @@ void check_tensors(const Product& product, const ProductTensors& t) {
     if (!t.result || !t.first || !t.second) refuse_product(product, "a tensor is null");
     if (is_fp8(product.type) && (!t.first_scale_inv || !t.second_scale_inv)) refuse_product(product, "a scale is null");
 }
-
-}  // namespace
 
 ProductTensors ProductTensors::of(const Product& product, ProductTensors all) {
     if (!product.bias) all.bias = nullptr;

@@ -10,7 +10,6 @@
 #include "llmc/log/run_directory.h"
 
 namespace llmc {
-namespace {
 
 using nlohmann::ordered_json;
 
@@ -19,18 +18,16 @@ constexpr int64_t kMostSteps = 100;  // every range is kept in memory until the 
 
 // ---- the file -------------------------------------------------------------------------------------------------------
 
-const char* category(Trace::Kind kind) {
+static const char* category(Trace::Kind kind) {
     return kind == Trace::Kind::compute ? "compute" : kind == Trace::Kind::communication ? "communication" : "host";
 }
 
-double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
+static double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
 
 // An event that gives a process or one of its lines a name or a place.
-ordered_json metadata_event(const char* what, int process, size_t line, const ordered_json& arguments) {
+static ordered_json metadata_event(const char* what, int process, size_t line, const ordered_json& arguments) {
     return {{"ph", "M"}, {"pid", process}, {"tid", line}, {"name", what}, {"args", arguments}};
 }
-
-}  // namespace
 
 ProfileSteps profile_steps_from_text(const std::string& text) {
     const auto number = [](const std::string& part) -> int64_t {

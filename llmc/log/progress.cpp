@@ -10,11 +10,8 @@
 #include "llmc/train/step_results.h"
 
 namespace llmc {
-namespace {
 
 constexpr double kSmoothing = 0.95;  // an average over about the last 20 steps
-
-}  // namespace
 
 std::string format_progress(const StepRecord& record, const Pace& pace) {
     std::string text = fmt::format("step {:5}", record.step);

@@ -36,9 +36,7 @@ namespace llmc {
 
 extern const char kGitVersion[];  // build/git_version.cpp, which the Makefile writes
 
-namespace {
-
-std::string compiler() {
+static std::string compiler() {
 #ifdef __clang__
     return "clang " __clang_version__;
 #else
@@ -48,7 +46,7 @@ std::string compiler() {
 
 #if LLMC_CUDA
 
-void add_libraries(Versions& versions) {
+static void add_libraries(Versions& versions) {
     versions.emplace_back("cuda", dotted_version(CUDART_VERSION, {1000, 10}));
     int number = 0;
     if (cudaRuntimeGetVersion(&number) == cudaSuccess)
@@ -69,7 +67,7 @@ void add_libraries(Versions& versions) {
 
 #else
 
-void add_libraries(Versions& versions) {
+static void add_libraries(Versions& versions) {
     versions.emplace_back("openblas", openblas_get_config());
     versions.emplace_back("openblas_core", openblas_get_corename());
     const std::string onednn = host::OnednnProducts::version();
@@ -77,8 +75,6 @@ void add_libraries(Versions& versions) {
 }
 
 #endif
-
-}  // namespace
 
 std::string version_number() { return LLMC_VERSION; }
 

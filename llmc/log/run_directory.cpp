@@ -24,16 +24,12 @@ namespace llmc {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-namespace {
-
 const double process_start = monotonic_seconds();
 
-[[noreturn]] void fail_to_prepare(const std::string& path, int error) {
+[[noreturn]] static void fail_to_prepare(const std::string& path, int error) {
     throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::bad_flags,
                 "cannot write to the run directory {}: {}; choose another with --out", path, std::strerror(error));
 }
-
-}  // namespace
 
 ordered_json read_run_json(const std::string& directory) {
     constexpr InputKind kind = {"description of the run", "the run.json of a run", ExitCode::checkpoint, 16};
@@ -53,16 +49,14 @@ void write_file(const std::string& file, const std::string& text) {
 
 // ---- an earlier run -------------------------------------------------------------------------------------------------
 
-namespace {
-
-bool has_bytes(const std::string& path) {
+static bool has_bytes(const std::string& path) {
     std::error_code error;
     const uintmax_t bytes = fs::file_size(path, error);
     return name_exists(path) && (error || bytes > 0);
 }
 
 // True if a line of the log is about a step.
-bool has_steps(const std::string& path, const char* step) {
+static bool has_steps(const std::string& path, const char* step) {
     std::error_code ignored;
     if (!fs::is_regular_file(path, ignored)) return false;
     std::ifstream file(path);
@@ -72,7 +66,7 @@ bool has_steps(const std::string& path, const char* step) {
 }
 
 // The sign in DIR/checkpoints that there was a checkpoint; "" if there is none.
-std::string saved_in(const std::string& checkpoints) {
+static std::string saved_in(const std::string& checkpoints) {
     if (!name_exists(checkpoints)) return "";
     if (!directory_exists(checkpoints))
         return "checkpoints is " + std::string(fs::is_symlink(checkpoints) ? "a link that leads nowhere" : "a file");
@@ -82,7 +76,7 @@ std::string saved_in(const std::string& checkpoints) {
 }
 
 // True if run.json says that the run was to save checkpoints.
-bool saves_checkpoints(const ordered_json& run) {
+static bool saves_checkpoints(const ordered_json& run) {
     const auto is_on = [&](const char* flag) {
         const ordered_json off = 0;
         const ordered_json value = run.value("config", ordered_json::object()).value(flag, off);
@@ -91,8 +85,6 @@ bool saves_checkpoints(const ordered_json& run) {
     return run.is_object() && run.contains("config") && run["config"].is_object() &&
            (is_on("checkpoint-every") || is_on("checkpoint-minutes"));
 }
-
-}  // namespace
 
 EarlierRun find_earlier_run(const std::string& directory) {
     EarlierRun found;
@@ -128,19 +120,15 @@ void require_checkpoint_directory(const std::string& path) {
 
 // ---- log files ------------------------------------------------------------------------------------------------------
 
-namespace {
-
 constexpr int kFlags = O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
 constexpr size_t kMostWaiting = size_t{64} << 20;
 
-void warn(const std::string& text) { print_error("train_gpt: {}", text); }
+static void warn(const std::string& text) { print_error("train_gpt: {}", text); }
 
-bool ends_line(int fd, int64_t bytes) {
+static bool ends_line(int fd, int64_t bytes) {
     char last = '\n';
     return bytes == 0 || (::pread(fd, &last, 1, bytes - 1) == 1 && last == '\n');
 }
-
-}  // namespace
 
 LogFile::~LogFile() {
     if (fd_ < 0) return;
@@ -329,10 +317,8 @@ void RunDirectory::require_own_files() {
     require([&](const RunFile& file) { return file.fate == RunFileFate::moves && !contains(records, file.name); });
 }
 
-namespace {
-
 // Moves the files of a run into a new directory DIR/before-N. Returns its path, or "" if there are no records.
-std::string move_aside(const std::string& directory) {
+static std::string move_aside(const std::string& directory) {
     if (!has_bytes(directory + "/metrics.jsonl") && !has_bytes(directory + "/main.log")) return "";
     int number = 1;
     while (name_exists(directory + fmt::format("/before-{}", number))) number++;
@@ -340,8 +326,6 @@ std::string move_aside(const std::string& directory) {
     move_run_files(directory, {RunFileFate::moves}, target);
     return target;
 }
-
-}  // namespace
 
 void RunDirectory::begin(bool overwrite, bool restart, const IsInput& is_input) {
     if (!active()) return;

@@ -8,16 +8,15 @@
 #include "llmc/model/config.h"
 
 namespace llmc {
-namespace {
 
-uint64_t hash_name(const std::string& name) {
+static uint64_t hash_name(const std::string& name) {
     uint64_t h = 0xCBF29CE484222325ull;  // FNV-1a
     for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
     return h;
 }
 
 // Tensors with weight decay come first, as ParameterTable requires.
-Unit unit_of(const std::string& name, const std::string& prefix, const std::vector<TensorRow>& rows) {
+static Unit unit_of(const std::string& name, const std::string& prefix, const std::vector<TensorRow>& rows) {
     Unit unit;
     unit.name = name;
     for (const bool decay : {true, false})
@@ -31,8 +30,6 @@ Unit unit_of(const std::string& name, const std::string& prefix, const std::vect
         }
     return unit;
 }
-
-}  // namespace
 
 std::string TensorRow::layer() const {
     const std::string ending = ".weight";

@@ -5,17 +5,14 @@
 #include <type_traits>
 
 namespace llmc {
-namespace {
 
 // Setup of a layer that reads a norm's output.
 template <class Real>
-LinearSetup reads_norm(const ModelContext<Real>& c, const char* kind) {
+static LinearSetup reads_norm(const ModelContext<Real>& c, const char* kind) {
     return {.kind = kind,
             .recomputed = c.setup.recompute >= Recompute::norm,
             .runs_again = c.setup.recompute == Recompute::block};
 }
-
-}  // namespace
 
 template <class Real>
 DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, bool activation_in_place)

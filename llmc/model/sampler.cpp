@@ -9,14 +9,11 @@
 #include "llmc/model/transformer.h"
 
 namespace llmc {
-namespace {
 
 // Uniform in [0, 1) from (seed, position), 53 bits.
-double uniform(uint64_t seed, uint64_t position) {
+static double uniform(uint64_t seed, uint64_t position) {
     return static_cast<double>(mix64(seed + kGolden64 * (position + 1)) >> 11) * 0x1p-53;
 }
-
-}  // namespace
 
 int sample_token(const std::vector<float>& logits, const SamplerSettings& settings, uint64_t position) {
     std::vector<int> ids;

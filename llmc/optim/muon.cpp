@@ -9,11 +9,9 @@ namespace llmc {
 
 // ---- the plan -------------------------------------------------------------------------------------------------------
 
-namespace {
-
 constexpr size_t kAlignment = 8;  // in elements: 16 bytes in bf16, which vector loads need
 
-void add_matrices(std::vector<MuonMatrix>& matrices, const ParameterTable& table, size_t unit, size_t tensor) {
+static void add_matrices(std::vector<MuonMatrix>& matrices, const ParameterTable& table, size_t unit, size_t tensor) {
     const ParameterTensor& info = table.unit(unit).tensors[tensor];
     const int columns = info.shape[1];
     const std::vector<int> rows = info.matrix_rows.empty() ? std::vector<int>{info.shape[0]} : info.matrix_rows;
@@ -29,8 +27,6 @@ void add_matrices(std::vector<MuonMatrix>& matrices, const ParameterTable& table
     if (begin != info.offset + info.count())
         throw Error(ExitCode::failure, info.name + ": its matrices do not add up to its rows");
 }
-
-}  // namespace
 
 double MuonMatrix::flops_of_a_step() const {
     const double m = smaller(), n = larger();
@@ -126,15 +122,13 @@ template class NewtonSchulz<bf16>;
 
 // ---- rounds: momentum, exchange of matrices, Newton-Schulz, exchange back, update -----------------------------------
 
-namespace {
-
 constexpr size_t kNone = ~size_t{0};
 
 // The elements that a piece occupies in a message: each piece begins at a multiple of 16 bytes.
-size_t padded(size_t count) { return round_up(count, kAlignment); }
+static size_t padded(size_t count) { return round_up(count, kAlignment); }
 
 template <class Real>
-std::vector<Matmul::LinearShape> shapes_of(const std::vector<MuonMatrix>& matrices) {
+static std::vector<Matmul::LinearShape> shapes_of(const std::vector<MuonMatrix>& matrices) {
     std::vector<Matmul::LinearShape> shapes;
     for (const MuonMatrix& m : matrices) {
         const Matmul::LinearShape shape = NewtonSchulz<Real>::shape(m.smaller(), m.larger());
@@ -143,12 +137,10 @@ std::vector<Matmul::LinearShape> shapes_of(const std::vector<MuonMatrix>& matric
     return shapes;
 }
 
-std::vector<size_t> in_bytes(std::vector<size_t> elements, size_t element) {
+static std::vector<size_t> in_bytes(std::vector<size_t> elements, size_t element) {
     for (size_t& n : elements) n *= element;
     return elements;
 }
-
-}  // namespace
 
 template <class Real>
 size_t Muon<Real>::elements_of(const std::vector<Piece>& pieces) {

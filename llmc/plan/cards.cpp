@@ -4,7 +4,6 @@
 #include <cctype>
 
 namespace llmc {
-namespace {
 
 // Dense peaks, without 2:4 sparsity, at boost clock. Sources: NVIDIA's data sheets and architecture white papers of
 // each product (A100, H100, H200, L4, L40S, RTX A6000, RTX 6000 Ada, DGX B200; GA102, AD102, GB202 and GH100 white
@@ -96,16 +95,16 @@ const GpuSpec kGpus[] = {
 };
 // clang-format on
 
-std::string lower(std::string_view text) {
+static std::string lower(std::string_view text) {
     std::string result(text);
     for (char& c : result) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     return result;
 }
 
-bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
+static bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
 
 // True when `part` occurs in `text` between word boundaries: "l4" is in "nvidia l4", not in "nvidia l40s".
-bool contains_words(const std::string& text, const std::string& part) {
+static bool contains_words(const std::string& text, const std::string& part) {
     for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
         const size_t end = at + part.size();
         const bool starts = at == 0 || !is_word(text[at - 1]);
@@ -116,7 +115,7 @@ bool contains_words(const std::string& text, const std::string& part) {
 }
 
 // "NVIDIA H100-PCIe" -> "h100pcie": what is left when spelling habits are removed.
-std::string bare(std::string_view name) {
+static std::string bare(std::string_view name) {
     std::string text = lower(name), result;
     for (const char* prefix : {"nvidia", "geforce"}) {
         const size_t at = text.find(prefix);
@@ -152,19 +151,19 @@ constexpr double kHostFraction = 25.0 / 32, kBothFraction = 35.0 / 32, kKernelHo
 constexpr double kAssumedLink = 32;  // GB/s of a card that is not in the table: PCIe's fourth generation, x16
 
 // The share of a card's link rate that collectives reach. A network counts at its line rate, as kNicRate does.
-double link_share(Link link) { return link == Link::nvlink ? kNvlinkFraction : link == Link::pcie ? kPcieFraction : 1; }
+static double link_share(Link link) {
+    return link == Link::nvlink ? kNvlinkFraction : link == Link::pcie ? kPcieFraction : 1;
+}
 
-double link_gbs(const GpuSpec& gpu) { return gpu.link_gbs * link_share(gpu.link); }
+static double link_gbs(const GpuSpec& gpu) { return gpu.link_gbs * link_share(gpu.link); }
 
-bool knows(const MeasuredRates& measured, const char* name) { return measured.rates.count(name) > 0; }
+static bool knows(const MeasuredRates& measured, const char* name) { return measured.rates.count(name) > 0; }
 
 // The measured rate in units of 1e9 bytes, or 1e12 FLOPs for products; `otherwise` if it was not measured.
-double rate(const MeasuredRates& measured, const std::string& name, double otherwise) {
+static double rate(const MeasuredRates& measured, const std::string& name, double otherwise) {
     const auto found = measured.rates.find(name);
     return found == measured.rates.end() ? otherwise : found->second / (is_of_products(name) ? 1e12 : 1e9);
 }
-
-}  // namespace
 
 std::optional<GpuSpec> find_gpu(std::string_view device_name) {
     const std::string name = lower(device_name);

@@ -9,20 +9,19 @@
 #include "llmc/log/progress.h"
 
 namespace llmc {
-namespace {
 
-std::string row(const char* name, const std::string& value, const std::string& note = "") {
+static std::string row(const char* name, const std::string& value, const std::string& note = "") {
     std::string text = fmt::format("  {:18} {:>14}   {}", name, value, note);
     text.erase(text.find_last_not_of(' ') + 1);
     return text + "\n";
 }
 
-std::string windows(const ModelConfig& m) {
+static std::string windows(const ModelConfig& m) {
     if (m.short_layers() == 0) return "";
     return fmt::format(", windows of {} tokens in {} of {} layers", m.window, m.short_layers(), m.layers);
 }
 
-std::string model_section(const ModelConfig& m, int T) {
+static std::string model_section(const ModelConfig& m, int T) {
     const double attention = m.attention_flops_per_token(T);
     std::string text =
         fmt::format("Model {}: {} layers, {} heads of {}, {} channels, vocabulary {} (padded to {}), context {}\n",
@@ -39,20 +38,20 @@ std::string model_section(const ModelConfig& m, int T) {
     return text;
 }
 
-std::string batch_section(const PlannedRun& run) {
+static std::string batch_section(const PlannedRun& run) {
     return fmt::format("Step: {}\n  {} x {} x {} x {}\n", plural(run.tokens(), "token"),
                        plural(run.config.batch, "sequence"), plural(run.config.seq, "token"), plural(run.ranks, "rank"),
                        plural(run.config.micro_steps, "micro-step"));
 }
 
-std::string offloaded_parts(const TrainerConfig& config) {
+static std::string offloaded_parts(const TrainerConfig& config) {
     std::string parts = "pinned";
     if (config.sharding.offload_state) parts += ", masters and moments";
     if (config.offload_residuals) parts += ", inputs of blocks";
     return parts;
 }
 
-std::string memory_section(const PlannedRun& run, const StagePlan& plan) {
+static std::string memory_section(const PlannedRun& run, const StagePlan& plan) {
     const TrainerConfig& config = run.config;
     const OptimizerConfig& optimizer = config.optimizer;
     const MemoryByKind& m = plan.memory;
@@ -87,7 +86,7 @@ std::string memory_section(const PlannedRun& run, const StagePlan& plan) {
                                          : host);
 }
 
-std::string speed_line(const PlannedRun& run, Precision precision, double ms) {
+static std::string speed_line(const PlannedRun& run, Precision precision, double ms) {
     const bool fp8 = precision == Precision::fp8;
     const double tokens_per_s = static_cast<double>(run.tokens()) / ms * 1000;
     const double mfu = model_flops_utilization(run.config.model.flops_per_token(run.config.seq), tokens_per_s,
@@ -97,7 +96,7 @@ std::string speed_line(const PlannedRun& run, Precision precision, double ms) {
                        precision == run.config.precision ? "; this run" : "");
 }
 
-std::string time_section(const PlannedRun& run, int slices) {
+static std::string time_section(const PlannedRun& run, int slices) {
     if (run.config.precision == Precision::fp32)
         return "Predicted step time: only known for bf16 and fp8 (this is fp32)\n";
     std::vector<Precision> precisions = {Precision::bf16};
@@ -134,8 +133,6 @@ std::string time_section(const PlannedRun& run, int slices) {
                card.bf16_tflops, card.fp8_tflops, time.element_wise_rate() / 1e12) +
            "  " + wrap(describe_rates(run.measured, run.gpu.fp8_tflops > 0), 2, 110) + "\n";
 }
-
-}  // namespace
 
 std::string describe_plan(const PlannedRun& run, const StagePlan& plan) {
     return model_section(run.config.model, run.config.seq) + batch_section(run) + memory_section(run, plan) +

@@ -7,7 +7,6 @@
 #include "llmc/plan/plan.h"
 
 namespace llmc {
-namespace {
 
 // Latencies in seconds, of a call and of a step over each link: the lowest ones in NCCL's own model of a ring (LL in
 // tuning.cc of 2.28).
@@ -26,7 +25,7 @@ constexpr double kAsGood = 1.01;  // a step that is up to 1 % longer counts as e
 
 // Milliseconds of collectives among `size` ranks, `per_node` of them in a node, with links of this rate. On a ring
 // every byte enters a node once, through all its NICs. If ranks exchange, each rank's bytes leave through its own NIC.
-double milliseconds(const Sent::Kind& sent, int size, int per_node, bool exchanged, Link link, double gbs) {
+static double milliseconds(const Sent::Kind& sent, int size, int per_node, bool exchanged, Link link, double gbs) {
     if (size == 1) return 0;
     const int nodes = (size + per_node - 1) / per_node;
     const double in_node = link == Link::nvlink ? kNvlinkLatency : kPcieLatency;
@@ -37,19 +36,19 @@ double milliseconds(const Sent::Kind& sent, int size, int per_node, bool exchang
 }
 
 // Bytes of `count` elements that go to one rank.
-double wire_bytes(size_t count, Wire wire) {
+static double wire_bytes(size_t count, Wire wire) {
     if (wire == Wire::fp8) return static_cast<double>(Fp8Piece{count}.bytes());
     return static_cast<double>(count) * (wire == Wire::bf16 ? sizeof(bf16) : sizeof(float));
 }
 
 // "  -r norm", if -r auto chose another level for this plan than for the run. Where it has not chosen, it means none.
-std::string other_level(const PlannedRun& run, const StagePlan& plan) {
+static std::string other_level(const PlannedRun& run, const StagePlan& plan) {
     return plan.recompute == std::max(run.config.recompute, Recompute::none)
                ? ""
                : fmt::format("  -r {}", word_of(plan.recompute));
 }
 
-std::string stage_row(const PlannedRun& run, const StagePlan& plan, bool advised) {
+static std::string stage_row(const PlannedRun& run, const StagePlan& plan, bool advised) {
     std::string text = fmt::format("  {:<6}", plan.stage);
     if (!plan.refused.empty()) return text + "   " + wrap(plan.refused, 11, 110) + "\n";
     const MemoryByKind& m = plan.memory;
@@ -65,8 +64,6 @@ std::string stage_row(const PlannedRun& run, const StagePlan& plan, bool advised
     if (plan.stage == run.config.sharding.stage) text += "  this run";
     return text + other_level(run, plan) + "\n";
 }
-
-}  // namespace
 
 Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element) {
     Sent sent;

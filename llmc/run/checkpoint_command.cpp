@@ -9,11 +9,10 @@
 #include "llmc/base/text.h"
 
 namespace llmc {
-namespace {
 
 // The script that runs the command with its first parameter as the last argument of the last command in it: before the
 // operator that ends it ("train.sh &") and before a comment.
-std::string script_with_path(const std::string& command) {
+static std::string script_with_path(const std::string& command) {
     char quote = '\0';   // the quotation mark that is open, if any
     size_t end = 0;      // where the last argument ends
     bool begins = true;  // a word begins here
@@ -36,8 +35,6 @@ std::string script_with_path(const std::string& command) {
     end = std::min(end, command.size());
     return command.substr(0, end) + " \"$@\"" + command.substr(end);
 }
-
-}  // namespace
 
 CheckpointCommand::CheckpointCommand(const std::string& command)
     : command_(command), script_(script_with_path(command)) {}

@@ -15,15 +15,12 @@
 #include "llmc/train/trainer.h"
 
 namespace llmc {
-namespace {
 
-std::vector<StateSlice> without_values(const std::vector<DeviceSlice>& state) {
+static std::vector<StateSlice> without_values(const std::vector<DeviceSlice>& state) {
     std::vector<StateSlice> slices;
     for (const DeviceSlice& part : state) slices.push_back(part.slice);
     return slices;
 }
-
-}  // namespace
 
 template <class Real>
 Checkpoints<Real>::Checkpoints(const Options& options, const Inputs& inputs, Trainer<Real>& trainer,

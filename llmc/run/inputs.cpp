@@ -18,12 +18,11 @@
 #include "llmc/model/model_file.h"
 
 namespace llmc {
-namespace {
 
 namespace fs = std::filesystem;
 
 // The files of multiple-choice examples, by name.
-std::vector<ValSet> tasks_of(const Options& o) {
+static std::vector<ValSet> tasks_of(const Options& o) {
     std::vector<ValSet> files = o.task;
     if (o.hellaswag.empty()) return files;
     for (const ValSet& task : files)
@@ -36,7 +35,7 @@ std::vector<ValSet> tasks_of(const Options& o) {
 // The tokenizer that --tokenizer names, or else the shards' tokenizer: a tokenizer file in their directory,
 // or the byte vocabulary if their sidecar names it. A resumed run also looks in its own directory. A given tokenizer
 // that differs from theirs is refused.
-TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
+static TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
     const Sidecar& sidecar = shards.sidecar();
     // A .tiktoken file lacks the special tokens, which are at most 256 in the usual tokenizers.
     const int64_t ids = sidecar.vocab.value_or(o.model.vocab);
@@ -67,7 +66,7 @@ TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
 }
 
 // Refuses weights to start from whose tokenizer differs from the data's, or cannot be used.
-void require_tokenizer_of_weights(const TokenDecoder& tokenizer, const Options& o) {
+static void require_tokenizer_of_weights(const TokenDecoder& tokenizer, const Options& o) {
     const TokenizerSearch theirs = find_tokenizer(weight_directories(o.init_from), o.model.vocab);
     try {
         if (theirs.only_unusable) throw Error(ExitCode::bad_data, "{}", theirs.problem);
@@ -81,7 +80,7 @@ void require_tokenizer_of_weights(const TokenDecoder& tokenizer, const Options& 
 }
 
 // See Inputs::val_bytes.
-TextBytes bytes_of_tokens(const ShardSet& set, const std::optional<TokenDecoder>& tokenizer, int vocab) {
+static TextBytes bytes_of_tokens(const ShardSet& set, const std::optional<TokenDecoder>& tokenizer, int vocab) {
     TextBytes bytes{{}, set.end_token().value_or(-1)};
     if (tokenizer && tokenizer->counts_text()) {
         const std::vector<int> exact = tokenizer->text_bytes();
@@ -95,8 +94,6 @@ TextBytes bytes_of_tokens(const ShardSet& set, const std::optional<TokenDecoder>
         bytes.of_token[static_cast<size_t>(bytes.begin)] = 0;
     return bytes;
 }
-
-}  // namespace
 
 int end_token_of(const ShardSet* set) {
     const int64_t token = set ? set->end_token().value_or(-1) : -1;

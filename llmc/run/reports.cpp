@@ -15,9 +15,8 @@
 #include "llmc/run/ranks.h"
 
 namespace llmc {
-namespace {
 
-std::string passes_of(const Options& o, int64_t train_tokens) {
+static std::string passes_of(const Options& o, int64_t train_tokens) {
     if (train_tokens <= 1) return "";
     const double passes =
         static_cast<double>(o.batches.tokens_until(o.schedule.steps)) / static_cast<double>(train_tokens);
@@ -26,14 +25,14 @@ std::string passes_of(const Options& o, int64_t train_tokens) {
                        counted(train_tokens, "token"));
 }
 
-std::string length_line(const Options& o, const RunOutlook& outlook) {
+static std::string length_line(const Options& o, const RunOutlook& outlook) {
     return fmt::format("{} of {} in {}{}: {}{}\n", counted(o.schedule.steps, "step"), counted(o.total_batch, "token"),
                        counted(o.micro_steps, "micro-step"), o.schedule.steps == 1 ? "" : " each",
                        counted(o.batches.tokens_until(o.schedule.steps), "token"), passes_of(o, outlook.train_tokens));
 }
 
 // On a GPU the predicted time; on a CPU only a warning if steps will be slow.
-std::string time_note(const Options& o, const DeviceInfo& device, const RunOutlook& outlook) {
+static std::string time_note(const Options& o, const DeviceInfo& device, const RunOutlook& outlook) {
     constexpr double kSurprising = 20;  // seconds per step
     const int64_t steps = o.last_step() - outlook.first_step + 1;
     if (!outlook.seconds_per_step || steps <= 0) return "";
@@ -50,7 +49,7 @@ std::string time_note(const Options& o, const DeviceInfo& device, const RunOutlo
         format_duration(seconds * static_cast<double>(steps)));
 }
 
-std::string next_commands(const Options& o) {
+static std::string next_commands(const Options& o) {
     const std::string& program = o.program;
     const std::string out = shell_quote(o.out);
     const std::string tokenizer = o.tokenizer.empty() ? "" : " --tokenizer " + shell_quote(o.tokenizer);
@@ -62,14 +61,14 @@ std::string next_commands(const Options& o) {
 
 // A validation after the last step says more about the weights than that step's loss, which may be why the step was
 // skipped.
-bool is_validated(const RunResults& seen) { return seen.val && (!seen.train || seen.val->step >= seen.train->step); }
+static bool is_validated(const RunResults& seen) {
+    return seen.val && (!seen.train || seen.val->step >= seen.train->step);
+}
 
-bool ends_badly(const RunResults& seen) {
+static bool ends_badly(const RunResults& seen) {
     const std::optional<SeenLoss>& last = is_validated(seen) ? seen.val : seen.train;
     return last && !std::isfinite(last->loss);
 }
-
-}  // namespace
 
 // ---- the start ------------------------------------------------------------------------------------------------------
 

@@ -391,15 +391,13 @@ std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, R
 
 // ---- setting the weights --------------------------------------------------------------------------------------------
 
-namespace {
-
-std::string new_run_id() {
+static std::string new_run_id() {
     std::random_device random;
     return fmt::format("{:08x}{:08x}", random(), random());
 }
 
 // Throws unless the checkpoint holds exactly these tensors.
-void require_tensors(const CheckpointReader& checkpoint, const std::vector<StateTensor>& tensors) {
+static void require_tensors(const CheckpointReader& checkpoint, const std::vector<StateTensor>& tensors) {
     const auto needed_parts = [](const StateTensor& tensor) {  // a run can go on without an average
         std::vector<std::string> parts = tensor.parts;
         std::erase(parts, "average");
@@ -425,7 +423,7 @@ void require_tensors(const CheckpointReader& checkpoint, const std::vector<State
 }
 
 template <class Real>
-void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
+static void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
     const CheckpointReader& checkpoint = *resumed.checkpoint;
     const double began = monotonic_seconds();
     require_tensors(checkpoint, trainer.state_tensors());
@@ -451,8 +449,6 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
     if (!same_scales)
         print_line("note: FP8 scales are measured again in the next step: the recipe or the loss scale changed");
 }
-
-}  // namespace
 
 template <class Real>
 void decay(Trainer<Real>& trainer, const Options& o, const Decay& decay) {

@@ -16,17 +16,16 @@
 #include "llmc/train/trainer.h"
 
 namespace llmc {
-namespace {
 
-int64_t last_step_of(const Options& options, const RunPosition& position) {
+static int64_t last_step_of(const Options& options, const RunPosition& position) {
     if (position.watch.is_over(options.early_stop)) return position.step;
     const int64_t last = options.last_step();
     return position.decay.has_begun() ? std::min(position.decay.until, last) : last;
 }
 
 // The loader of this rank's batches, from the run's position on.
-std::unique_ptr<TrainLoader> loader_from(const RunPosition& position, const Options& o, const Inputs& inputs,
-                                         const Comm& comm) {
+static std::unique_ptr<TrainLoader> loader_from(const RunPosition& position, const Options& o, const Inputs& inputs,
+                                                const Comm& comm) {
     const int64_t first_batch = o.batches.tokens_until(position.data_step) / o.micro_step_tokens(comm.world());
     return std::make_unique<TrainLoader>(*inputs.train, *inputs.order, o.batch, o.seq, comm.rank(), comm.world(),
                                          first_batch, o.model.vocab, o.micro_steps, read_patience(o));
@@ -34,7 +33,7 @@ std::unique_ptr<TrainLoader> loader_from(const RunPosition& position, const Opti
 
 // Streams and size of the trace for --profile-steps; nothing without the flag.
 template <class Real>
-std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& trainer) {
+static std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& trainer) {
     if (!o.profile_steps.any()) return std::nullopt;
     Profiler::Setup setup;
     setup.steps = o.profile_steps;
@@ -49,8 +48,6 @@ std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& t
                      {"residuals", trainer.model().offloaded().copies()}};
     return setup;
 }
-
-}  // namespace
 
 template <class Real>
 Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& card, Ranks& ranks,

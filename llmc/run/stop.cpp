@@ -22,20 +22,21 @@
 #include "llmc/train/config.h"
 
 namespace llmc {
-namespace {
 
 // Written by the handler, so lock-free atomics only.
-std::atomic<bool> stop{false};
-std::atomic<int> first_signal{0};
-std::atomic<int> interrupts{0};
-std::atomic<long> first_second{0};  // time of the first signal on the monotonic clock
-std::atomic<const char*> waits_for{"this step"};
+static std::atomic<bool> stop{false};
+static std::atomic<int> first_signal{0};
+static std::atomic<int> interrupts{0};
+static std::atomic<long> first_second{0};  // time of the first signal on the monotonic clock
+static std::atomic<const char*> waits_for{"this step"};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
               std::atomic<const char*>::is_always_lock_free);
 
-void say(const char* text) { [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, std::strlen(text)); }
+static void say(const char* text) {
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, std::strlen(text));
+}
 
-void handle(int signal_number) {
+static void handle(int signal_number) {
     const int saved_errno = errno;
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -53,8 +54,6 @@ void handle(int signal_number) {
     }
     errno = saved_errno;
 }
-
-}  // namespace
 
 void install_signal_handlers() {
     struct sigaction action {};

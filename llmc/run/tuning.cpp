@@ -12,13 +12,12 @@
 #include "llmc/run/resume.h"
 
 namespace llmc {
-namespace {
 
 using Json = nlohmann::ordered_json;
 
 // The algorithms of the checkpoint's run, if the library has the same version. Earlier versions stored an object for
 // each matmul instead of the algorithm's text.
-ProductChoices products_of(const Resumed* resumed, const Comm& comm) {
+static ProductChoices products_of(const Resumed* resumed, const Comm& comm) {
     if (!resumed) return {};
     const Manifest& manifest = resumed->checkpoint->manifest();
     ProductChoices choices;
@@ -35,13 +34,13 @@ ProductChoices products_of(const Resumed* resumed, const Comm& comm) {
 }
 
 // Rates of matmuls in TFLOP/s, or the other rates in GB/s.
-Json rates_json(const Rates& rates, bool of_products) {
+static Json rates_json(const Rates& rates, bool of_products) {
     Json json = Json::object();
     for (const auto& [name, rate] : rates)
         if (is_of_products(name) == of_products) json[name] = rate / (of_products ? 1e12 : 1e9);
     return json;
 }
-std::string rates_text(const Rates& rates) {
+static std::string rates_text(const Rates& rates) {
     std::string text;
     for (const bool of_products : {true, false}) {
         std::vector<std::string> parts;
@@ -55,12 +54,12 @@ std::string rates_text(const Rates& rates) {
 
 // ---- the links between ranks ----------------------------------------------------------------------------------------
 
-bool has_fast_links(const Comm& comm) {  // all ranks are on one node, and NCCL joins them
+static bool has_fast_links(const Comm& comm) {  // all ranks are on one node, and NCCL joins them
     return comm.world() > 1 && comm.local_world() == comm.world() && std::string(comm.name()) == "nccl";
 }
 
 using Floats = Owned<float*, device_free>;
-Floats zeros(size_t count, stream_t stream) {
+static Floats zeros(size_t count, stream_t stream) {
     float* const memory = static_cast<float*>(device_malloc(count * sizeof(float)));
     set_bytes(memory, 0, count * sizeof(float), stream);
     return memory;
@@ -68,7 +67,7 @@ Floats zeros(size_t count, stream_t stream) {
 
 // Bytes that this rank sends to others per second in a collective that sends `bytes` to each of them.
 template <class Operation>
-double link_rate(const Comm& comm, size_t bytes, stream_t stream, Operation&& operation) {
+static double link_rate(const Comm& comm, size_t bytes, stream_t stream, Operation&& operation) {
     constexpr int kWarmUp = 1, kTimed = 4;
     double begin = 0;
     for (int i = 0; i < kWarmUp + kTimed; i++) {
@@ -85,7 +84,7 @@ double link_rate(const Comm& comm, size_t bytes, stream_t stream, Operation&& op
 }
 
 // The two collectives that sharding needs, on zeros, while the ranks are idle. A collective itself.
-Rates measure_links(const Comm& comm) {
+static Rates measure_links(const Comm& comm) {
     // Floats per rank: 64 MiB over all ranks, because small messages do not reach the speed of the links.
     const size_t world = static_cast<size_t>(comm.world());
     const size_t count = std::max(size_t{256} << 10, (size_t{16} << 20) / world), bytes = count * sizeof(float);
@@ -107,11 +106,13 @@ Rates measure_links(const Comm& comm) {
 // ---- the choice -----------------------------------------------------------------------------------------------------
 
 // Rank 0's value.
-Json broadcast(const Comm& comm, const Json& json) { return parse_json<Json>(broadcast_text(comm, json_text(json))); }
+static Json broadcast(const Comm& comm, const Json& json) {
+    return parse_json<Json>(broadcast_text(comm, json_text(json)));
+}
 
 // Times the products and measures the rates that are not known yet.
-Json measure(const Options& o, const ProductUses& products, const ProductChoices& chosen, const Json& known,
-             Matmul& matmul, Ranks& ranks) {
+static Json measure(const Options& o, const ProductUses& products, const ProductChoices& chosen, const Json& known,
+                    Matmul& matmul, Ranks& ranks) {
     const OwnedStream stream = create_stream();
     std::vector<Product> unknown;
     for (const auto& [product, layers] : products) {
@@ -126,7 +127,7 @@ Json measure(const Options& o, const ProductUses& products, const ProductChoices
 }
 
 // Versions of what decides, next to the card, how fast matmuls are and which algorithms they have.
-Json libraries() {
+static Json libraries() {
     Json found = Json::object();
     const Json versions = versions_json();
     for (const char* name : {"driver", "cublaslt"})
@@ -134,7 +135,7 @@ Json libraries() {
     return found;
 }
 
-std::string card_text(const DeviceInfo& device) {
+static std::string card_text(const DeviceInfo& device) {
     std::vector<std::string> parts;
     const Json versions = libraries();
     for (const auto& [name, version] : versions.items()) parts.push_back(name + " " + version.get<std::string>());
@@ -142,7 +143,7 @@ std::string card_text(const DeviceInfo& device) {
 }
 
 // A line about check_card's results on this kind of card, if they are missing or bad.
-void print_check(const Json& check, const DeviceInfo& device) {
+static void print_check(const Json& check, const DeviceInfo& device) {
     if (check.is_null())
         print_line(
             "note: check_card has not been run on this kind of card, {}. To test everything that this run uses, in a "
@@ -155,7 +156,7 @@ void print_check(const Json& check, const DeviceInfo& device) {
                            item, problem.get<std::string>());
 }
 
-void print_notes(const Options& o, const Tuning& tuning, const Json& check, const DeviceInfo& device) {
+static void print_notes(const Options& o, const Tuning& tuning, const Json& check, const DeviceInfo& device) {
     const std::optional<double> peak = peak_tflops(device, o.precision, tuning.rates);
     if (peak && !peak_tflops(device, o.precision))
         print_line(
@@ -164,8 +165,6 @@ void print_notes(const Options& o, const Tuning& tuning, const Json& check, cons
             *peak);
     print_check(check, device);
 }
-
-}  // namespace
 
 CacheFile card_cache(const DeviceInfo& device) {
     Json identity = {{"device", device.name}, {"compute_capability", device.compute_capability}};

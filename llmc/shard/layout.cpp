@@ -63,15 +63,13 @@ ParameterTable::Place ParameterTable::find(const std::string& name) const {
 
 // ---- slices ---------------------------------------------------------------------------------------------------------
 
-namespace {
-
-int stage_of(const Sharding& sharding, const Comm& comm) {
+static int stage_of(const Sharding& sharding, const Comm& comm) {
     if (sharding.stage < 0 || sharding.stage > 3)
         throw Error(ExitCode::bad_flags, "--zero {}: expected 0, 1, 2 or 3", sharding.stage);
     return comm.world() > 1 ? sharding.stage : 0;
 }
 
-int group_size_of(const Sharding& sharding, int world) {
+static int group_size_of(const Sharding& sharding, int world) {
     if (sharding.within == 0) return world;
     if (sharding.within < 1 || world % sharding.within != 0)
         throw Error(ExitCode::bad_flags, "--shard-within {}: {} {} cannot be divided into groups of that size",
@@ -86,8 +84,6 @@ int group_size_of(const Sharding& sharding, int world) {
                     sharding.within);
     return sharding.within;
 }
-
-}  // namespace
 
 ShardLayout::ShardLayout(const ParameterTable& table, const Comm& comm, const Sharding& sharding)
     : table_(&table), comm_(comm), sharding_(sharding) {

@@ -10,18 +10,14 @@
 
 namespace llmc {
 
-namespace {
-
 // out[i] = inp[i], rounded to nearest if the formats differ.
 template <class To, class From>
-void copy_values(To* out, const From* inp, size_t count, stream_t stream) {
+static void copy_values(To* out, const From* inp, size_t count, stream_t stream) {
     if constexpr (std::is_same_v<To, From>)
         copy_on_device(out, inp, count * sizeof(To), stream);
     else
         cast(out, inp, count, stream);
 }
-
-}  // namespace
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 

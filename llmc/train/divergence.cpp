@@ -9,11 +9,10 @@
 #include "llmc/train/trainer.h"
 
 namespace llmc {
-namespace {
 
 // KL(softmax(x) || softmax(y)), a small difference of large sums, so they are in double. Equal logits give exactly 0.
 template <class Real>
-double divergence(const Real* x, const Real* y, int V, double cap) {
+static double divergence(const Real* x, const Real* y, int V, double cap) {
     const auto logit = [&](Real value) {
         const double number = static_cast<double>(to_float(value));
         return cap > 0 ? cap * std::tanh(number / cap) : number;
@@ -31,8 +30,6 @@ double divergence(const Real* x, const Real* y, int V, double cap) {
     }
     return difference / x_sum - ((x_max - y_max) + (std::log(x_sum) - std::log(y_sum)));
 }
-
-}  // namespace
 
 template <class Real>
 void Divergence::add(Trainer<Real>& model, Trainer<Real>& reference, const int* tokens, const int* targets) {

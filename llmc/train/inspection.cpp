@@ -51,10 +51,8 @@ double GradientSums::cosine() const { return product / std::sqrt(squares * refer
 
 // ---- products -------------------------------------------------------------------------------------------------------
 
-namespace {
-
 template <class T>
-void add_differences(MatmulErrors::Sums& sums, const std::vector<T>& actual, const std::vector<T>& expected) {
+static void add_differences(MatmulErrors::Sums& sums, const std::vector<T>& actual, const std::vector<T>& expected) {
     for (size_t i = 0; i < expected.size(); i++) {
         const double value = static_cast<double>(to_float(expected[i]));
         const double difference = static_cast<double>(to_float(actual[i])) - value;
@@ -62,8 +60,6 @@ void add_differences(MatmulErrors::Sums& sums, const std::vector<T>& actual, con
         sums.squares += value * value;
     }
 }
-
-}  // namespace
 
 double MatmulErrors::error(const Sums& sums) { return std::sqrt(sums.differences / sums.squares); }
 

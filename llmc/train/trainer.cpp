@@ -12,9 +12,8 @@
 #include "llmc/train/verification.h"
 
 namespace llmc {
-namespace {
 
-std::vector<Unit> units_of(const TrainerConfig& config, const Comm& comm) {
+static std::vector<Unit> units_of(const TrainerConfig& config, const Comm& comm) {
     std::vector<Unit> units = parameter_units(config.model);
     if (config.is_fp8()) {
         const Fp8Layers layers =
@@ -30,16 +29,16 @@ std::vector<Unit> units_of(const TrainerConfig& config, const Comm& comm) {
 constexpr size_t kPiece = size_t{4} << 20;  // elements read into host memory at a time when state is restored
 
 // Name in the state of a rank's residuals: what its gradient casts have lost, unit after unit.
-std::string residuals_of(int rank) { return fmt::format("gradients.{}", rank); }
+static std::string residuals_of(int rank) { return fmt::format("gradients.{}", rank); }
 
 // Writes values to the part, from its element `at` on.
-void write_values(const DeviceSlice& part, size_t at, const std::vector<float>& values, stream_t stream) {
+static void write_values(const DeviceSlice& part, size_t at, const std::vector<float>& values, stream_t stream) {
     write_state(part.values.from(at), values.data(), values.size(), stream);
 }
 
 // Calls write(at, values) with all values of the slice, kPiece elements at a time.
 template <class ReadState, class Write>
-void read_in_pieces(const StateSlice& slice, const ReadState& read, Write&& write) {
+static void read_in_pieces(const StateSlice& slice, const ReadState& read, Write&& write) {
     std::vector<float> values;
     for (size_t at = 0; at < slice.count; at += kPiece) {
         values.resize(std::min<size_t>(kPiece, slice.count - at));
@@ -47,8 +46,6 @@ void read_in_pieces(const StateSlice& slice, const ReadState& read, Write&& writ
         write(at, values);
     }
 }
-
-}  // namespace
 
 template <class Real>
 Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)

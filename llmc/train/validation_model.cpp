@@ -3,9 +3,8 @@
 #include "llmc/train/trainer.h"
 
 namespace llmc {
-namespace {
 
-ModelSetup bf16_setup(ModelSetup setup) {
+static ModelSetup bf16_setup(ModelSetup setup) {
     setup.precision = Precision::bf16;
     setup.recompute = Recompute::block;  // keeps nothing
     setup.offload_residuals = false;
@@ -14,7 +13,7 @@ ModelSetup bf16_setup(ModelSetup setup) {
 }
 
 // The units with a working copy of every tensor.
-std::vector<Unit> copied(std::vector<Unit> units) {
+static std::vector<Unit> copied(std::vector<Unit> units) {
     for (Unit& unit : units)
         for (ParameterTensor& tensor : unit.tensors) {
             tensor.codes = CodesFrom::nothing;
@@ -23,13 +22,11 @@ std::vector<Unit> copied(std::vector<Unit> units) {
     return units;
 }
 
-Sharding sharding_for(const ShardLayout& layout) {
+static Sharding sharding_for(const ShardLayout& layout) {
     Sharding sharding = layout.sharding();
     if (layout.is_sliced() && !layout.accumulates()) sharding.stage = 3;
     return sharding;
 }
-
-}  // namespace
 
 template <class Real>
 ValidationModel<Real>::ValidationModel(const TrainerConfig& config, Weights<Real>& weights, Gradients& gradients,

@@ -12,14 +12,13 @@
 #include "llmc/device/math.cuh"
 
 namespace llmc::host {
-namespace {
 
 constexpr size_t kRangeBytes = size_t{1} << 40;  // addresses only; memory is used when it is written
 constexpr size_t kPage = 4096;
 constexpr size_t kRedZone = 256;
 
 // Handles a fault in guarded device memory. Blames the GPU thread if one is running, else the host code.
-void on_fault(int, siginfo_t* info, void*) {
+static void on_fault(int, siginfo_t* info, void*) {
     const void* address = info->si_addr;
     if (DeviceMemory::instance().contains(address)) {
         if (current_executor && current_executor->in_kernel())
@@ -34,15 +33,13 @@ void on_fault(int, siginfo_t* info, void*) {
 }
 
 // Installed at every use, since test frameworks and MPI replace the handler in between.
-void install_fault_handler() {
+static void install_fault_handler() {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
     // Runs on the faulting stack, which a GPU thread's error abandons anyway.
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
     sigaction(SIGSEGV, &action, nullptr);
 }
-
-}  // namespace
 
 DeviceMemory& DeviceMemory::instance() {
     static DeviceMemory memory;

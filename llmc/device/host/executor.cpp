@@ -18,17 +18,15 @@ namespace llmc::host {
 
 void worker_entry();
 
-namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kArenaBytes = 320 << 10;  // 227 KB of shared memory, canaries and alignment
 constexpr size_t kCanaryBytes = 64;
 constexpr char kCanary = static_cast<char>(0xA5);
 
-[[noreturn]] void die(const char* what) {
+[[noreturn]] static void die(const char* what) {
     std::perror(what);
     std::abort();
 }
-}  // namespace
 
 Executor::Executor() : lanes_(new Lane[kMaxThreads]), stack_bytes_(settings().stack_bytes) {
     void* p = mmap(nullptr, kArenaBytes + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

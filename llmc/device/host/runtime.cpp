@@ -60,18 +60,16 @@ struct CUevent_st {
 namespace llmc {
 namespace host {
 
-namespace {
-
-std::vector<Stream*> streams;
-std::map<std::string, OperationRecord> records;
-bool recording = false;
+static std::vector<Stream*> streams;
+static std::map<std::string, OperationRecord> records;
+static bool recording = false;
 
 // ---- simulated faults (inject_fault) ----
 
-bool broken = false;
+static bool broken = false;
 
 // True for the piece of work at which the fault occurs, and for all later work: it does not run.
-bool is_lost() {
+static bool is_lost() {
     uint64_t& left = settings().fault;
     if (left > 0 && --left == 0) broken = true;
     return broken;
@@ -80,13 +78,13 @@ bool is_lost() {
 // ---- slow work and flipped bits (flip_bit) ----
 
 // Makes this device slow at some work, like a card that is too hot.
-void delay_if_asked(const Operation& operation) {
+static void delay_if_asked(const Operation& operation) {
     const NumberedWork& delay = settings().delay;
     if (delay.number > 0 && std::strstr(operation.site.kernel, delay.work.c_str()))
         std::this_thread::sleep_for(std::chrono::milliseconds(delay.number));
 }
 
-void flip_if_due(const Operation& operation) {
+static void flip_if_due(const Operation& operation) {
     NumberedWork& flip = settings().flip;
     if (flip.number == 0 || !std::strstr(operation.site.kernel, flip.work.c_str()) || --flip.number > 0) return;
     for (const Access& a : operation.accesses) {
@@ -98,19 +96,19 @@ void flip_if_due(const Operation& operation) {
 
 constexpr char kFault[] = "the device failed (LLMC_FAULT)";
 
-void require_device(const char* call) {
+static void require_device(const char* call) {
     if (broken) throw late_fault(call, kFault);
 }
 
-void run_operation(Operation& operation);
+static void run_operation(Operation& operation);
 
-void run_next(Stream* stream) {
+static void run_next(Stream* stream) {
     Operation operation = std::move(stream->queue.front());
     stream->queue.pop_front();
     run_operation(operation);
 }
 
-void run_until(const Mark& mark) {
+static void run_until(const Mark& mark) {
     while (!mark.done) {
         if (mark.stream->queue.empty())
             throw Error(ExitCode::failure, "stream deadlock: waiting for an event that is never recorded");
@@ -118,15 +116,15 @@ void run_until(const Mark& mark) {
     }
 }
 
-void drain(Stream* stream) {
+static void drain(Stream* stream) {
     while (!stream->queue.empty()) run_next(stream);
 }
 
-void drain_all() {
+static void drain_all() {
     for (size_t i = streams.size(); i-- > 0;) drain(streams[i]);
 }
 
-void run_work(Operation& operation) {
+static void run_work(Operation& operation) {
     if (is_lost()) return;
     const double start = recording ? monotonic_seconds() : 0;
     {
@@ -145,7 +143,7 @@ void run_work(Operation& operation) {
     }
 }
 
-void run_operation(Operation& operation) {
+static void run_operation(Operation& operation) {
     switch (operation.kind) {
         case Operation::work:
             run_work(operation);
@@ -161,13 +159,13 @@ void run_operation(Operation& operation) {
 }
 
 // With one submission in four, a random stream runs all its work, so it overtakes streams that it should wait for.
-void run_some_stream() {
+static void run_some_stream() {
     static std::minstd_rand engine(settings().seed);
     const unsigned long draw = engine() / 7;  // the lowest bits of this generator are poor
     if (draw % 4 == 0) drain(streams[draw / 4 % streams.size()]);
 }
 
-void push(Stream* stream, Operation operation) {
+static void push(Stream* stream, Operation operation) {
     if (!stream) {
         drain_all();
         run_operation(operation);
@@ -178,8 +176,6 @@ void push(Stream* stream, Operation operation) {
         run_operation(operation);
     }
 }
-
-}  // namespace
 
 void inject_fault(uint64_t work) {
     settings().fault = work;
@@ -227,10 +223,8 @@ void misaligned_access(const void* address, int alignment) {
     std::abort();
 }
 
-namespace {
-
 // Ranks on one machine share its cores: each takes its part unless OMP_NUM_THREADS says otherwise.
-void choose_thread_count() {
+static void choose_thread_count() {
     if (std::getenv("OMP_NUM_THREADS")) {
         // Libgomp exits without a message if it cannot start the threads.
         number_from_environment("OMP_NUM_THREADS", 1, 1024);
@@ -247,7 +241,7 @@ void choose_thread_count() {
     omp_set_num_threads(std::max(1, std::min(omp_get_num_procs(), cores / ranks)));
 }
 
-size_t machine_memory() {
+static size_t machine_memory() {
     std::FILE* f = std::fopen("/proc/meminfo", "r");
     if (!f) return static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
     char text[256];
@@ -258,12 +252,10 @@ size_t machine_memory() {
     return kilobytes << 10;
 }
 
-size_t available_memory() {
+static size_t available_memory() {
     const size_t limit = settings().memory;
     return std::min(machine_memory(), limit - std::min(limit, MemoryLedger::instance().bytes()));
 }
-
-}  // namespace
 }  // namespace host
 
 using namespace host;
@@ -337,12 +329,10 @@ void pinned_free(void* p) {
     require_device("pinned_free");
 }
 
-namespace {
-void require_host_pointer(const void* p, const char* what) {
+static void require_host_pointer(const void* p, const char* what) {
     if (is_device_pointer(p))
         throw Error(ExitCode::failure, "{}: device pointer {} where host memory is needed", what, p);
 }
-}  // namespace
 
 void copy_to_device(void* to, const void* from, size_t bytes, stream_t stream) {
     require_host_pointer(from, "copy_to_device");

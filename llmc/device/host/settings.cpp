@@ -8,10 +8,9 @@
 #include "llmc/base/error.h"
 
 namespace llmc::host {
-namespace {
 
 // The index of the environment variable's value among `choices`. The first is the default.
-int choice(const char* name, std::initializer_list<const char*> choices) {
+static int choice(const char* name, std::initializer_list<const char*> choices) {
     const char* value = std::getenv(name);
     if (!value) return 0;
     int i = 0;
@@ -24,7 +23,7 @@ int choice(const char* name, std::initializer_list<const char*> choices) {
     throw Error(ExitCode::bad_flags, "{}={}: expected one of {}", name, value, known);
 }
 
-NumberedWork numbered_work(const char* name) {
+static NumberedWork numbered_work(const char* name) {
     const char* value = std::getenv(name);
     if (!value || !*value) return {};
     const std::string text = value;
@@ -35,8 +34,6 @@ NumberedWork numbered_work(const char* name) {
         throw Error(ExitCode::bad_flags, "{}={}: expected WORK:N, as in adamw:3", name, text);
     return {text.substr(0, colon), static_cast<uint64_t>(number)};
 }
-
-}  // namespace
 
 long number_from_environment(const char* name, long least, long most) {
     const char* value = std::getenv(name);

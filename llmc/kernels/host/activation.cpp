@@ -5,24 +5,21 @@
 #include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
-namespace {
 
 // Calls each(first, n) for every vector of elements. The last one may have fewer than kLanes.
 template <class Each>
-void for_each_vector(size_t n, const Each& each) {
+static void for_each_vector(size_t n, const Each& each) {
 #pragma omp parallel for schedule(static) if (n > 16384)
     for (size_t i = 0; i < n; i += kLanes) each(i, static_cast<int>(std::min<size_t>(kLanes, n - i)));
 }
 // Does the same for every row of (N, F), with each(row, column, n).
 template <class Each>
-void for_each_vector_of_rows(int N, int F, const Each& each) {
+static void for_each_vector_of_rows(int N, int F, const Each& each) {
 #pragma omp parallel for schedule(static) if (static_cast <size_t>(N) * F > 16384)
     for (int row = 0; row < N; row++)
         for (int c = 0; c < F; c += kLanes)
             each(static_cast<size_t>(row), static_cast<size_t>(c), std::min(kLanes, F - c));
 }
-
-}  // namespace
 
 template <class Formula, class Real>
 void activate(const Grid&, Real* out, const Real* inp, size_t n) {

@@ -4,13 +4,12 @@
 #include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
-namespace {
 
 constexpr int kLongSegment = 64, kWarps = 8;  // as in the kernel: more frequent tokens have eight partial sums
 
 // to[c] += the sum of dout's rows row_of(begin) to row_of(end - 1).
 template <class Real, class RowOf>
-void add_rows(float* to, const Real* dout, int C, int begin, int end, const RowOf& row_of) {
+static void add_rows(float* to, const Real* dout, int C, int begin, int end, const RowOf& row_of) {
     const int parts = end - begin > kLongSegment ? kWarps : 1;
     for (int c = 0; c < C; c += kLanes) {
         Floats total{};
@@ -23,8 +22,6 @@ void add_rows(float* to, const Real* dout, int C, int begin, int end, const RowO
         store_first(to + c, load_first(to + c, C - c) + total, C - c);
     }
 }
-
-}  // namespace
 
 template <class Real>
 void embedding_forward(const Grid&, Real* out, const int* tokens, const Real* wte, const Real* wpe, int rows, int T,

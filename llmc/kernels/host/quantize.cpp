@@ -7,11 +7,10 @@
 #include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
-namespace {
 
 // Computes fp8_nearest() of each lane.
 template <class F8>
-LLMC_INLINE Bytes codes_of(Floats value) {
+static LLMC_INLINE Bytes codes_of(Floats value) {
     using Format = FormatOf<F8>;
     const Words bits = bits_of(value), magnitude = bits & kFloatMagnitudeMask, sign = bits >> 24 & 0x80u;
     const Words round_bias = ((1u << (Format::dropped_bits - 1)) - 1u) + ((magnitude >> Format::dropped_bits) & 1u);
@@ -26,7 +25,7 @@ LLMC_INLINE Bytes codes_of(Floats value) {
 
 // Computes dither() of each lane.
 template <class Format>
-LLMC_INLINE Floats dithered(Floats value, const uint32_t* random) {
+static LLMC_INLINE Floats dithered(Floats value, const uint32_t* random) {
     constexpr uint32_t dropped = (1u << Format::dropped_bits) - 1u;
     Words words;
     std::memcpy(&words, random, sizeof words);
@@ -35,7 +34,7 @@ LLMC_INLINE Floats dithered(Floats value, const uint32_t* random) {
 }
 
 template <class F8>
-void note_each(Tally& tally, const float* x, int n, float scale) {
+static void note_each(Tally& tally, const float* x, int n, float scale) {
     for (int i = 0; i < n; i++) {
         const uint32_t magnitude = float_bits(x[i]) & kFloatMagnitudeMask;
         const bool finite = magnitude < kFloatInfinityBits;
@@ -48,7 +47,7 @@ void note_each(Tally& tally, const float* x, int n, float scale) {
 }
 
 template <class F8>
-void note_row(Tally& tally, const float* x, int n, float scale, QuantizePass pass) {
+static void note_row(Tally& tally, const float* x, int n, float scale, QuantizePass pass) {
     Words amax{};
     for (int i = 0; i < n; i += kLanes) {
         const Words magnitude = bits_of(load(x + i)) & kFloatMagnitudeMask;
@@ -63,7 +62,7 @@ void note_row(Tally& tally, const float* x, int n, float scale, QuantizePass pas
 }
 
 // Transposes eight rows of sixteen codes in three rounds of interleaving.
-LLMC_INLINE void turn(uint8_t* to, size_t to_pitch, const uint8_t* from, size_t pitch) {
+static LLMC_INLINE void turn(uint8_t* to, size_t to_pitch, const uint8_t* from, size_t pitch) {
     typedef uint8_t Sixteen __attribute__((vector_size(16)));
     Sixteen r[8], s[8];
     for (int i = 0; i < 8; i++) std::memcpy(&r[i], from + i * pitch, 16);
@@ -81,14 +80,12 @@ LLMC_INLINE void turn(uint8_t* to, size_t to_pitch, const uint8_t* from, size_t 
 }
 
 // Transposes a rectangle of codes. `rows` is a multiple of 8, `columns` of 16.
-void turn_rectangle(uint8_t* to, size_t to_pitch, const uint8_t* from, size_t pitch, int rows, int columns) {
+static void turn_rectangle(uint8_t* to, size_t to_pitch, const uint8_t* from, size_t pitch, int rows, int columns) {
     for (int c = 0; c < columns; c += 16)
         for (int r = 0; r < rows; r += 8)
             turn(to + static_cast<size_t>(c) * to_pitch + r, to_pitch, from + static_cast<size_t>(r) * pitch + c,
                  pitch);
 }
-
-}  // namespace
 
 void commit(Fp8State* state, const Tally& t, size_t elements, QuantizePass pass) {
     if (!changes_state(pass)) return;

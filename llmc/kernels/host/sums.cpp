@@ -4,11 +4,10 @@
 #include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
-namespace {
 
 // sum_part_of_columns() of a whole grid. add(sums, row, column, n): adds n columns' values of the row to `sums`.
 template <class Add>
-void sum_columns(const Grid& grid, float* parts, int N, int C, int lanes, const Add& add) {
+static void sum_columns(const Grid& grid, float* parts, int N, int C, int lanes, const Add& add) {
     constexpr int kThreads = 256, kRowsAtOnce = 4;
     const int slabs = static_cast<int>(grid.grid.x), count = static_cast<int>(grid.grid.y), width = lanes * 8;
     const int rows_per_pass = kThreads / lanes, group = rows_per_pass * kRowsAtOnce;
@@ -26,8 +25,6 @@ void sum_columns(const Grid& grid, float* parts, int N, int C, int lanes, const 
         }
     }
 }
-
-}  // namespace
 
 template <class Real>
 void bias_gradient(const Grid& grid, float* parts, const Real* dout, int N, int C, int lanes) {
