@@ -25,8 +25,7 @@ public:
     ~Lock() {
         if (fd_ >= 0) close(fd_);
     }
-    Lock(const Lock&) = delete;
-    Lock& operator=(const Lock&) = delete;
+    Lock(Lock&&) = delete;
 
 private:
     const int fd_;

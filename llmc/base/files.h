@@ -50,8 +50,7 @@ public:
     ~NewFile() {
         if (fd_ >= 0) calls_.close(fd_);
     }
-    NewFile(const NewFile&) = delete;
-    NewFile& operator=(const NewFile&) = delete;
+    NewFile(NewFile&&) = delete;
 
     void append(const void* data, size_t bytes) { write_at(bytes_, data, bytes); }
     void write_at(uint64_t offset, const void* data, size_t bytes);
@@ -118,8 +117,7 @@ class InputFile {
 public:
     InputFile(const std::string& path, const InputKind& kind);
     ~InputFile();
-    InputFile(const InputFile&) = delete;
-    InputFile& operator=(const InputFile&) = delete;
+    InputFile(InputFile&&) = delete;
 
     int fd() const { return fd_; }
     uint64_t bytes() const { return bytes_; }

@@ -54,8 +54,7 @@ public:
     CheckpointSaver(const Comm& comm, const std::string& directory, const CheckpointRetention& retention,
                     int64_t in_use, FileCalls& calls = system_calls());
     ~CheckpointSaver();
-    CheckpointSaver(const CheckpointSaver&) = delete;
-    CheckpointSaver& operator=(const CheckpointSaver&) = delete;
+    CheckpointSaver(CheckpointSaver&&) = delete;
 
     // These are collectives. Only one save may be active. begin() returns an outcome only if it failed.
     std::optional<SaveOutcome> begin(SaveJob job);

@@ -100,8 +100,7 @@ public:
     public:
         explicit Group(const Comm& comm);
         ~Group() noexcept(false);
-        Group(const Group&) = delete;
-        Group& operator=(const Group&) = delete;
+        Group(Group&&) = delete;
 
     private:
         const Comm& comm_;

@@ -38,8 +38,7 @@ public:
 
     Watchdog(const WatchdogLimits& limits, int rank);
     ~Watchdog();
-    Watchdog(const Watchdog&) = delete;
-    Watchdog& operator=(const Watchdog&) = delete;
+    Watchdog(Watchdog&&) = delete;
 
     // Begins to watch `comm`. Reports go to `directory`/watchdog_rank00000.json; none are written if it is "".
     void watch(const Comm& comm, const std::string& directory);

@@ -49,8 +49,7 @@ public:
     TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T, int rank, int world, int64_t first_batch,
                 int vocab, int64_t most_ahead = 0, double patience = kReadPatience);
     ~TrainLoader();
-    TrainLoader(const TrainLoader&) = delete;
-    TrainLoader& operator=(const TrainLoader&) = delete;
+    TrainLoader(TrainLoader&&) = delete;
 
     // The next micro-batch, read and sorted by the prefetch thread. The third call after this one invalidates it: by
     // then Transformer has copied it to the device. Call from one thread. If the prefetch thread fails, the call that

@@ -47,8 +47,7 @@ class AtScopeEnd {
 public:
     explicit AtScopeEnd(Action action) : action_(std::move(action)) {}
     ~AtScopeEnd() { tear_down(action_); }
-    AtScopeEnd(const AtScopeEnd&) = delete;
-    AtScopeEnd& operator=(const AtScopeEnd&) = delete;
+    AtScopeEnd(AtScopeEnd&&) = delete;
 
 private:
     Action action_;

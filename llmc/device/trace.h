@@ -32,8 +32,7 @@ public:
     ~Trace() {
         if (active_ == this) active_ = nullptr;
     }
-    Trace(const Trace&) = delete;
-    Trace& operator=(const Trace&) = delete;
+    Trace(Trace&&) = delete;
 
     // Names the stream's row. Streams without a name are called "stream 1", "stream 2" and so on.
     void name_stream(stream_t stream, const std::string& name) {
@@ -98,8 +97,7 @@ public:
         if (index_ != Trace::kNone && Trace::active()) Trace::active()->end(index_, bytes_);
         pop_range();
     }
-    ProfileRange(const ProfileRange&) = delete;
-    ProfileRange& operator=(const ProfileRange&) = delete;
+    ProfileRange(ProfileRange&&) = delete;
 
     void set_bytes(size_t bytes) { bytes_ = bytes; }
 

@@ -43,8 +43,7 @@ struct Fp8Saved {
 class Fp8Registry {
 public:
     Fp8Registry(const Fp8Config& config, const Comm& comm);
-    Fp8Registry(const Fp8Registry&) = delete;
-    Fp8Registry& operator=(const Fp8Registry&) = delete;
+    Fp8Registry(Fp8Registry&&) = delete;
 
     // Add all layers first, in the order of forward, then plan the memory. Returns the layer's number.
     int add(const std::string& layer);

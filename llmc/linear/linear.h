@@ -199,8 +199,7 @@ public:
     // weight. Inputs have at most `rows` rows at a time.
     Linear(LinearLayers<Real>& layers, const std::string& name, int rows, const LinearSetup& setup,
            const std::string& weight = "");
-    Linear(const Linear&) = delete;
-    Linear& operator=(const Linear&) = delete;
+    Linear(Linear&&) = delete;
 
     const std::string& name() const { return name_; }
     const Matmul::LinearShape& shape() const { return shape_; }  // most rows N, C, OC

@@ -142,8 +142,7 @@ public:
     explicit Matmul(bool allow_tf32, FastAccumulation fast = FastAccumulation::forward,
                     Fp8Scaling scaling = Fp8Scaling::tensor);
     ~Matmul();
-    Matmul(const Matmul&) = delete;
-    Matmul& operator=(const Matmul&) = delete;
+    Matmul(Matmul&&) = delete;
 
     FastAccumulation fast_accumulation() const { return fast_; }
     // Creates the library's handle and workspace, which planning does not need. Otherwise the first use does. If memory

@@ -56,8 +56,7 @@ struct Plan {
     bool noted = false;                                    // stderr says that the product is emulated
 
     Plan() = default;
-    Plan(const Plan&) = delete;
-    Plan& operator=(const Plan&) = delete;
+    Plan(Plan&&) = delete;
     ~Plan() {
         if (operation) cublasLtMatmulDescDestroy(operation);
         for (cublasLtMatrixLayout_t layout : {a, b, result})

@@ -29,8 +29,7 @@ public:
     ~Memory() {
         tear_down([this] { synchronize(stream_); });
     }
-    Memory(const Memory&) = delete;
-    Memory& operator=(const Memory&) = delete;
+    Memory(Memory&&) = delete;
     char* data() const { return data_; }
 
     // Repeats these values from the beginning to the end.

@@ -26,8 +26,7 @@ constexpr int kNoLayer = -1;  // no layer's number in Fp8Registry
 class WeightCodes {
 public:
     WeightCodes(Weights<bf16>& weights, Fp8Registry& fp8) : weights_(weights), fp8_(fp8) {}
-    WeightCodes(const WeightCodes&) = delete;
-    WeightCodes& operator=(const WeightCodes&) = delete;
+    WeightCodes(WeightCodes&&) = delete;
 
     // Plans the codes of the layer that was added to the registry last. `kind`: layers of one kind share memory for
     // weights that are gathered before each use. `rows`: forward reads codes. May be false only if codes are made from

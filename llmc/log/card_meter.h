@@ -21,8 +21,7 @@ public:
     CardMeter();
     explicit CardMeter(const std::string& pci_bus_id, const char* library = "libnvidia-ml.so.1");
     ~CardMeter();
-    CardMeter(const CardMeter&) = delete;
-    CardMeter& operator=(const CardMeter&) = delete;
+    CardMeter(CardMeter&&) = delete;
 
     // The first call returns no energy. The counter moves about ten times a second, so for shorter steps only the mean
     // over many steps is meaningful. Clock and temperature are read at most once a second.

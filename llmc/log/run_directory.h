@@ -47,8 +47,7 @@ class LogFile {
 public:
     LogFile() = default;  // ignores all lines until open()
     ~LogFile();
-    LogFile(const LogFile&) = delete;
-    LogFile& operator=(const LogFile&) = delete;
+    LogFile(LogFile&&) = delete;
 
     // Truncates the file to `bytes`: the lines after that are of steps that will be repeated. Warns and only appends if
     // this is not the file that once had `bytes` bytes. Throws Error if the file cannot be written.
@@ -83,8 +82,7 @@ public:
     explicit RunDirectory(const std::string& path);
     // Deletes the lock file that this object created, if the run did not begin: it may be in somebody's folder.
     ~RunDirectory();
-    RunDirectory(const RunDirectory&) = delete;
-    RunDirectory& operator=(const RunDirectory&) = delete;
+    RunDirectory(RunDirectory&&) = delete;
 
     // Call begin(), or require_own_files() and go_on(), before anything is written. begin() starts a new run. It throws
     // Error(bad_flags) if the directory holds a run that made steps, or files that no run has written. `overwrite`

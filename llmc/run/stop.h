@@ -28,8 +28,7 @@ class StopWaitsFor {
 public:
     explicit StopWaitsFor(const char* work);
     ~StopWaitsFor();
-    StopWaitsFor(const StopWaitsFor&) = delete;
-    StopWaitsFor& operator=(const StopWaitsFor&) = delete;
+    StopWaitsFor(StopWaitsFor&&) = delete;
 
 private:
     const char* const before_;

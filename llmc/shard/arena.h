@@ -56,8 +56,7 @@ public:
     ~Arena() {
         if (!host_) tear_down([this] { device_free(memory_); });
     }
-    Arena(const Arena&) = delete;
-    Arena& operator=(const Arena&) = delete;
+    Arena(Arena&&) = delete;
 
     template <class T>
     void plan(T** pointer, size_t count) {

@@ -181,8 +181,7 @@ public:
         range_.reset();
         tear_down([this] { weights_.release(unit_, stream_); });
     }
-    UnitInUse(const UnitInUse&) = delete;
-    UnitInUse& operator=(const UnitInUse&) = delete;
+    UnitInUse(UnitInUse&&) = delete;
 
 private:
     Weights<Real>& weights_;

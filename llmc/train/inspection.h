@@ -44,8 +44,7 @@ public:
     // Both trainers have the same weights. Steps of `fp8` have ended, and its gradients have been read.
     MatmulErrors(Trainer<bf16>& fp8, Trainer<bf16>& bf16);
     ~MatmulErrors();
-    MatmulErrors(const MatmulErrors&) = delete;
-    MatmulErrors& operator=(const MatmulErrors&) = delete;
+    MatmulErrors(MatmulErrors&&) = delete;
 
     enum Kind { forward, dgrad, wgrad, kKinds };
     static constexpr const char* kNames[] = {"forward", "dgrad", "wgrad"};

@@ -19,8 +19,7 @@ public:
     // `slices`: Trainer::state_slices(). `local`: a directory on a local disk that is used instead of memory, or "".
     // Throws if no file can be created there. `memory`: bytes of host memory that may be used.
     Staging(std::vector<DeviceSlice> slices, const std::string& local, size_t memory);
-    Staging(const Staging&) = delete;
-    Staging& operator=(const Staging&) = delete;
+    Staging(Staging&&) = delete;
 
     const std::vector<StateSlice>& slices() const { return names_; }
     // True if the device is no longer needed after take().

@@ -35,8 +35,7 @@ public:
     public:
         explicit Open(const std::vector<Access>& accesses);
         ~Open();
-        Open(const Open&) = delete;
-        Open& operator=(const Open&) = delete;
+        Open(Open&&) = delete;
 
     private:
         const std::vector<Access>& accesses_;

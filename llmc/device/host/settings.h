@@ -81,8 +81,7 @@ struct Quiet {
         quiet_depth--;
         end_ignoring();
     }
-    Quiet(const Quiet&) = delete;
-    Quiet& operator=(const Quiet&) = delete;
+    Quiet(Quiet&&) = delete;
 };
 inline void sync_release(void* address) { __tsan_release(address); }
 inline void sync_acquire(void* address) { __tsan_acquire(address); }
