@@ -125,9 +125,8 @@ Comm Comm::split(int color, const std::string& label) const {
 
 static void require_division(int world, int n) {
     if (n < 1 || world % n != 0)
-        throw Error(ExitCode::bad_flags,
-                    "{} ranks cannot be divided into groups of {}; the size of a group must divide the number of ranks",
-                    world, n);
+        refuse("{} ranks cannot be divided into groups of {}; the size of a group must divide the number of ranks",
+               world, n);
 }
 
 Comm Comm::neighbours(int n, const std::string& label) const {
@@ -217,7 +216,7 @@ void Comm::require_equal(const std::string& what, const std::string& text) const
     if (differences.empty()) return;
     std::string message = peer_text(differences[0].data(), differences[0].size());
     if (differences.size() > 1) message += fmt::format(" ({} ranks differ from rank 0)", differences.size());
-    throw Error(ExitCode::bad_flags, message + "; start every rank with the same program and the same flags");
+    refuse(message + "; start every rank with the same program and the same flags");
 }
 
 // ---- life ----------------------------------------------------------------------------------------------------------
@@ -231,10 +230,10 @@ void Comm::attach_device() const {
             const std::string gpu = peer_text(gpus[r].data(), gpus[r].size());
             const auto [other, fresh] = owners.emplace(host(r) + " GPU " + gpu, r);
             if (!fresh)
-                throw Error(ExitCode::bad_flags,
-                            "ranks {} and {} share one GPU ({}), which NCCL does not allow: start one rank per GPU, or "
-                            "use --comm mpi",
-                            other->second, r, other->first);
+                refuse(
+                    "ranks {} and {} share one GPU ({}), which NCCL does not allow: start one rank per GPU, or "
+                    "use --comm mpi",
+                    other->second, r, other->first);
         }
     }
     s.attach();

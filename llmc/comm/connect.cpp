@@ -26,20 +26,18 @@ static std::string program_hash() {
 
 static void check_mpi_world(const LaunchInfo& launch, int rank, int world) {
     if (launch.world == 0 && launch.rank != rank)
-        throw Error(
-            ExitCode::bad_flags,
+        refuse(
             "PMIX_RANK={} is in the environment, but MPI sees rank {} of {}: start the ranks with the mpirun of "
             "this program's MPI, or unset PMIX_RANK",
             launch.rank, rank, world);
     if (launch.world == 0 || launch.world == world) return;
     if (launch.launcher == "srun")
-        throw Error(ExitCode::bad_flags,
-                    "srun started {} tasks, but MPI sees {}: they would train alone, on top of each other. Use srun "
-                    "--mpi=pmix (or pmi2; srun --mpi=list shows which), or mpirun, or set MASTER_ADDR and MASTER_PORT",
-                    launch.world, world);
-    throw Error(ExitCode::bad_flags,
-                "mpirun started {} ranks, but MPI sees {}: this program was built with another MPI than that mpirun's",
-                launch.world, world);
+        refuse(
+            "srun started {} tasks, but MPI sees {}: they would train alone, on top of each other. Use srun "
+            "--mpi=pmix (or pmi2; srun --mpi=list shows which), or mpirun, or set MASTER_ADDR and MASTER_PORT",
+            launch.world, world);
+    refuse("mpirun started {} ranks, but MPI sees {}: this program was built with another MPI than that mpirun's",
+           launch.world, world);
 }
 
 Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {

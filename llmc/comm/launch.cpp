@@ -23,7 +23,7 @@ public:
         char* end = nullptr;
         const long n = std::strtol(value.c_str(), &end, 10);
         if (*end || n < 0 || n > 1'000'000)
-            throw Error(ExitCode::bad_flags, "{}={} in the environment is not a whole number from 0 on", name, value);
+            refuse("{}={} in the environment is not a whole number from 0 on", name, value);
         return static_cast<int>(n);
     }
 
@@ -32,8 +32,7 @@ private:
 };
 
 void set_ranks(LaunchInfo& info, const char* launcher, int rank, int world) {
-    if (world > 0 && rank >= world)
-        throw Error(ExitCode::bad_flags, "the environment says rank {} of {} ranks ({})", rank, world, launcher);
+    if (world > 0 && rank >= world) refuse("the environment says rank {} of {} ranks ({})", rank, world, launcher);
     info.launcher = launcher;
     info.rank = rank;
     info.world = world;
@@ -46,8 +45,8 @@ void read_master(LaunchInfo& info, const Environment& e) {
     const bool next = e.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
     const int last = next ? 65534 : 65535;
     if (info.port < 1 || info.port > last)
-        throw Error(ExitCode::bad_flags, "MASTER_PORT={} is not a port (1 to {}{})", info.port, last,
-                    next ? "; torchrun listens there, and the ranks use the port after it" : "");
+        refuse("MASTER_PORT={} is not a port (1 to {}{})", info.port, last,
+               next ? "; torchrun listens there, and the ranks use the port after it" : "");
     if (next) info.port++;
 }
 
@@ -57,10 +56,8 @@ void read_rank(LaunchInfo& info, const Environment& e) {
     if (!rank && world.value_or(1) <= 1) return;
     if (!rank || !world) {
         if (rank == 0) return;
-        throw Error(
-            ExitCode::bad_flags,
-            "the environment has {} but no {}; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none of them",
-            rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK");
+        refuse("the environment has {} but no {}; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none of them",
+               rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK");
     }
     set_ranks(info, "environment", *rank, *world);
 }
@@ -111,10 +108,8 @@ LaunchInfo launch_environment(const std::function<const char*(const char*)>& get
         read_rank(info, e);
         for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"})
             if (info.alone() && e.number(name).value_or(0) > 0)
-                throw Error(
-                    ExitCode::bad_flags,
-                    "the environment has {}={} but no number of ranks; start the ranks with mpirun, or unset it", name,
-                    e.text(name));
+                refuse("the environment has {}={} but no number of ranks; start the ranks with mpirun, or unset it",
+                       name, e.text(name));
     }
     info.secret = read_secret(info.launcher, e);
     info.tasks = e.number("SLURM_NTASKS").value_or(1);
@@ -138,14 +133,14 @@ static CommChoice::Transport choose_transport(const LaunchInfo& launch, const Bu
     if (launch.mpi && build.mpi && !prefers_tcp) return Transport::mpi;
     if (!launch.address.empty() && launch.world > 0) return Transport::tcp;
     if (launch.mpi)
-        throw Error(ExitCode::bad_flags,
-                    "started by {}, but this build has no MPI: {}, or set MASTER_ADDR and MASTER_PORT for ranks that "
-                    "meet over TCP",
-                    launch.launcher, kGetMpi);
-    throw Error(ExitCode::bad_flags,
-                "RANK={} and WORLD_SIZE={} are set but MASTER_ADDR is not: set it to a name or address of rank 0's "
-                "machine, or start the ranks with mpirun",
-                launch.rank, launch.world);
+        refuse(
+            "started by {}, but this build has no MPI: {}, or set MASTER_ADDR and MASTER_PORT for ranks that "
+            "meet over TCP",
+            launch.launcher, kGetMpi);
+    refuse(
+        "RANK={} and WORLD_SIZE={} are set but MASTER_ADDR is not: set it to a name or address of rank 0's "
+        "machine, or start the ranks with mpirun",
+        launch.rank, launch.world);
 }
 
 CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const BuildFeatures& build) {

@@ -261,7 +261,7 @@ std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<C
 namespace llmc {
 bool built_with_nccl() { return false; }
 std::unique_ptr<Backend> make_nccl_backend(Transport&, std::shared_ptr<CommProcess>, std::string) {
-    throw Error(ExitCode::bad_flags, "this build has no NCCL: build train_gpt with USE_NCCL=1");
+    refuse("this build has no NCCL: build train_gpt with USE_NCCL=1");
 }
 }  // namespace llmc
 #endif

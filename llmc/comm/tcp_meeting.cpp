@@ -246,8 +246,7 @@ std::string introduce(TcpSocket& socket, int rank, const TcpMeeting& meeting, do
         return socket.error();
     const std::string refusal = peer_text(verdict.refusal, sizeof verdict.refusal);
     if (!refusal.empty())
-        throw Error(ExitCode::bad_flags, "rank 0 at {}:{} refuses this process: {}", meeting.address.host,
-                    meeting.address.port, refusal);
+        refuse("rank 0 at {}:{} refuses this process: {}", meeting.address.host, meeting.address.port, refusal);
     return {};
 }
 

@@ -141,8 +141,7 @@ std::shared_ptr<Transport> make_mpi_transport(size_t largest_message) {
 namespace llmc {
 bool built_with_mpi() { return false; }
 std::shared_ptr<Transport> make_mpi_transport(size_t) {
-    throw Error(ExitCode::bad_flags,
-                "this build has no MPI: install Open MPI or MPICH (mpicxx) and build with USE_MPI=1");
+    refuse("this build has no MPI: install Open MPI or MPICH (mpicxx) and build with USE_MPI=1");
 }
 }  // namespace llmc
 #endif

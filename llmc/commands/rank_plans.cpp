@@ -155,7 +155,7 @@ static void print_scaling(const Options& o, int zero) {
     std::error_code ignored;
     std::filesystem::create_directories(o.out, ignored);
     if (!std::filesystem::is_directory(o.out, ignored))
-        throw Error(ExitCode::bad_flags, "cannot write into " + o.out + ": it is not a directory");
+        refuse("cannot write into " + o.out + ": it is not a directory");
     const std::string path = o.out + "/scaling.json";
     write_file(path, json);
     if (!o.json) print_line("written to {}; python3 scripts/plot_scaling.py draws it", path);

@@ -49,7 +49,7 @@ static std::vector<int> numbers_in(const std::string& text, const char* otherwis
     std::replace(separated.begin(), separated.end(), ',', ' ');
     for (const std::string& word : words_in(separated)) {
         const int id = number_in<int>(word).value_or(-1);
-        if (id < 0) throw Error(ExitCode::bad_flags, otherwise);
+        if (id < 0) refuse(otherwise);
         ids.push_back(id);
     }
     return ids;

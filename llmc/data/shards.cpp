@@ -457,7 +457,7 @@ std::vector<int64_t> ShardSet::samples_by_pattern(int T) const {
 }
 
 int64_t ShardSet::samples(int T) const {
-    if (T < 1) throw Error(ExitCode::bad_flags, "T={}: a sequence needs at least one token", T);
+    if (T < 1) refuse("T={}: a sequence needs at least one token", T);
     int64_t samples = 0, longest = 0;
     for (const Shard& shard : shards_) {
         samples += samples_of(shard.tokens, T);

@@ -12,7 +12,7 @@ bool& waits_after_work() {
     static bool instance = [] {
         const char* value = std::getenv("LLMC_SYNC");
         if (!value || !std::strcmp(value, "0")) return false;
-        if (std::strcmp(value, "1")) throw Error(ExitCode::bad_flags, "LLMC_SYNC={}: expected one of 0, 1", value);
+        if (std::strcmp(value, "1")) refuse("LLMC_SYNC={}: expected one of 0, 1", value);
         return true;
     }();
     return instance;

@@ -323,18 +323,17 @@ int64_t TokenSchedule::steps_within(int64_t tokens) const {
 static TokenStages stages_from_text(const char* flag, const char* example, const std::string& text) {
     TokenStages stages;
     if (text == "off") return stages;
-    const auto refuse = [&](const std::string& problem) {
-        throw Error(ExitCode::bad_flags,
-                    "{} {}: {}; expected off, or TOKENS:STEPS,... with growing numbers of tokens, as in {}", flag, text,
-                    problem, example);
+    const auto fail = [&](const std::string& problem) {
+        refuse("{} {}: {}; expected off, or TOKENS:STEPS,... with growing numbers of tokens, as in {}", flag, text,
+               problem, example);
     };
     constexpr int64_t kMost = 1 << 28;  // limits both, so that tokens * steps can be added up
     for (const std::string& word : split(text, ',')) {
         const size_t colon = std::min(word.find(':'), word.size());
         const int64_t tokens = number_in<int64_t>(word.substr(0, colon)).value_or(0);
         const int64_t steps = colon == word.size() ? 0 : number_in<int64_t>(word.substr(colon + 1)).value_or(0);
-        if (std::min(tokens, steps) < 1 || std::max(tokens, steps) > kMost) refuse("'" + word + "' is not a stage");
-        if (!stages.empty() && tokens <= stages.back().tokens) refuse("'" + word + "' has no more tokens than before");
+        if (std::min(tokens, steps) < 1 || std::max(tokens, steps) > kMost) fail("'" + word + "' is not a stage");
+        if (!stages.empty() && tokens <= stages.back().tokens) fail("'" + word + "' has no more tokens than before");
         stages.push_back({tokens, steps});
     }
     return stages;

@@ -44,13 +44,13 @@ ProfileSteps profile_steps_from_text(const std::string& text) {
         steps = {first, first > 0 ? end - 1 : 0};
     }
     if (steps.first < 1 || steps.last < steps.first)
-        throw Error(ExitCode::bad_flags,
-                    "'{}' is not a number of steps (3) or a range of them, counted from 1 and without its end (10:13 "
-                    "for the steps 10 to 12)",
-                    text);
+        refuse(
+            "'{}' is not a number of steps (3) or a range of them, counted from 1 and without its end (10:13 "
+            "for the steps 10 to 12)",
+            text);
     if (steps.last - steps.first >= kMostSteps)
-        throw Error(ExitCode::bad_flags, "'{}' asks for {} steps; at most {} can be profiled, and a few are enough",
-                    text, steps.last - steps.first + 1, kMostSteps);
+        refuse("'{}' asks for {} steps; at most {} can be profiled, and a few are enough", text,
+               steps.last - steps.first + 1, kMostSteps);
     return steps;
 }
 

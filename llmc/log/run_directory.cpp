@@ -250,16 +250,16 @@ void RunDirectory::lock() {
     created_lock_ = lock_ >= 0;
     if (!created_lock_ && errno == EEXIST) lock_ = ::open(name.c_str(), kLockFlags, 0666);
     if (lock_ < 0 && errno == ELOOP)
-        throw Error(ExitCode::bad_flags, name +
-                                             " is a symbolic link, and the file that it leads to would be "
-                                             "overwritten; delete the link, or choose another directory with --out");
+        refuse(name +
+               " is a symbolic link, and the file that it leads to would be "
+               "overwritten; delete the link, or choose another directory with --out");
     if (lock_ < 0) fail_to_prepare(path_, errno);
     if (!created_lock_ && !is_run_file(path_, "lock")) {
         ::close(std::exchange(lock_, -1));
-        throw Error(ExitCode::bad_flags,
-                    "{} is not the lock of a run, and would be overwritten; move it away, or choose another directory "
-                    "with --out",
-                    name);
+        refuse(
+            "{} is not the lock of a run, and would be overwritten; move it away, or choose another directory "
+            "with --out",
+            name);
     }
     struct flock whole {};
     whole.l_type = F_WRLCK;
@@ -270,8 +270,7 @@ void RunDirectory::lock() {
         const ssize_t length = ::pread(lock_, owner, sizeof owner - 1, 0);
         while (length > 0 && std::strchr("\n", owner[std::strlen(owner) - 1])) owner[std::strlen(owner) - 1] = '\0';
         ::close(std::exchange(lock_, -1));
-        throw Error(
-            ExitCode::bad_flags,
+        refuse(
             "the run directory {} is in use by another run ({}); choose another with --out, or wait for that run's end",
             path_, owner);
     }
@@ -303,10 +302,10 @@ void RunDirectory::require(const std::function<bool(const RunFile&)>& matters) {
     for (const RunFile& found : find_run_files(path_)) {
         if (found.is_ours && found.is_recorded) wrote_[found.name] = file_fingerprint(file(found.name));
         if (!found.is_ours && matters(found))
-            throw Error(ExitCode::bad_flags,
-                        "the run directory {} holds files that no run has written and that this one would replace "
-                        "({}); choose another with --out, or move them away",
-                        path_, found.name);
+            refuse(
+                "the run directory {} holds files that no run has written and that this one would replace "
+                "({}); choose another with --out, or move them away",
+                path_, found.name);
     }
 }
 
@@ -340,10 +339,10 @@ void RunDirectory::begin(bool overwrite, bool restart, const IsInput& is_input) 
     std::string sign = earlier.why_not_restart();
     if (!restart && sign.empty()) sign = earlier.steps;
     if (!sign.empty())
-        throw Error(ExitCode::bad_flags,
-                    "the run directory {} already holds a run ({}); choose another with --out, continue that run with "
-                    "--resume latest, or replace it with --overwrite",
-                    path_, sign);
+        refuse(
+            "the run directory {} already holds a run ({}); choose another with --out, continue that run with "
+            "--resume latest, or replace it with --overwrite",
+            path_, sign);
     if (const std::string aside = move_aside(path_); !aside.empty())
         print_line("note: the files of an earlier run, which wrote no checkpoint, are now in {}", aside);
     go_on({});

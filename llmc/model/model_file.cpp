@@ -505,9 +505,9 @@ ModelConfig read_model_file(const std::string& path) {
     try {
         file = parse_json<json>(content);
     } catch (const JsonError& error) {
-        throw Error(ExitCode::bad_flags, "model file {} is not JSON: {}", path, error.what());
+        refuse("model file {} is not JSON: {}", path, error.what());
     }
-    if (!file.is_object()) throw Error(ExitCode::bad_flags, "model file {} is not a JSON object", path);
+    if (!file.is_object()) refuse("model file {} is not a JSON object", path);
     ModelConfig config = model_from_json(file, path);
     const std::filesystem::path as_path(path);
     const bool in_model_folder = as_path.filename() == "config.json" && as_path.has_parent_path();

@@ -169,14 +169,13 @@ std::string describe_sharding(const PlannedRun& run, const std::vector<StagePlan
 // ---- --estimate-scaling --------------------------------------------------------------------------------------------
 
 std::vector<ScalingPoint> estimate_scaling(PlannedRun run, const std::function<StagePlan(int)>& plan) {
-    if (const std::string why = no_prediction_because(run); !why.empty())
-        throw Error(ExitCode::bad_flags, "--estimate-scaling: " + why);
+    if (const std::string why = no_prediction_because(run); !why.empty()) refuse("--estimate-scaling: " + why);
     std::vector<ScalingPoint> points;
     for (run.ranks = 1; run.ranks <= 1024; run.ranks *= 2) {
         ScalingPoint p;
         p.gpus = run.ranks;
         p.plan = plan(run.ranks);
-        if (!p.plan.refused.empty()) throw Error(ExitCode::bad_flags, p.plan.refused);
+        if (!p.plan.refused.empty()) refuse(p.plan.refused);
         p.step = predict_step(run, p.plan);
         p.tokens_per_s = static_cast<double>(run.tokens()) / p.step.step() * 1e3;
         p.efficiency = p.step.compute / p.step.step();

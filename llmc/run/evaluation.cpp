@@ -131,7 +131,7 @@ std::vector<int> prompt_tokens(PromptEncoder& encoder, const std::string& prompt
             ExitCode::bad_data,
             "--prompt: {} is not the tokenizer that the training data was made with (tokenizer_hash {}, not {})",
             decoder.encoder(), encoder.hash(), decoder.hash());
-    if (tokens.empty()) throw Error(ExitCode::bad_flags, "--prompt: '{}' contains no token", prompt);
+    if (tokens.empty()) refuse("--prompt: '{}' contains no token", prompt);
     for (const int token : tokens)
         if (token >= model.vocab)
             throw Error(ExitCode::bad_data, "the prompt has token id {}, which is outside the model's vocabulary of {}",

@@ -318,8 +318,7 @@ double read_patience(const Options& o) {
 void only_bench(Options& o) {
     if (o.stop_after == 0) o.stop_after = kBenchSteps;
     if (o.stop_after <= kBenchWarmup)
-        throw Error(ExitCode::bad_flags,
-                    "--bench leaves out {} steps of warm-up: use a --stop-after above that, or none", kBenchWarmup);
+        refuse("--bench leaves out {} steps of warm-up: use a --stop-after above that, or none", kBenchWarmup);
     if (o.train.empty() && o.schedule.steps < 0 && o.depth == 0) o.schedule.steps = o.schedule.warmup + o.stop_after;
     o.val.clear();
     o.task.clear();

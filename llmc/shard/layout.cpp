@@ -64,24 +64,22 @@ ParameterTable::Place ParameterTable::find(const std::string& name) const {
 // ---- slices ---------------------------------------------------------------------------------------------------------
 
 static int stage_of(const Sharding& sharding, const Comm& comm) {
-    if (sharding.stage < 0 || sharding.stage > 3)
-        throw Error(ExitCode::bad_flags, "--zero {}: expected 0, 1, 2 or 3", sharding.stage);
+    if (sharding.stage < 0 || sharding.stage > 3) refuse("--zero {}: expected 0, 1, 2 or 3", sharding.stage);
     return comm.world() > 1 ? sharding.stage : 0;
 }
 
 static int group_size_of(const Sharding& sharding, int world) {
     if (sharding.within == 0) return world;
     if (sharding.within < 1 || world % sharding.within != 0)
-        throw Error(ExitCode::bad_flags, "--shard-within {}: {} {} cannot be divided into groups of that size",
-                    sharding.within, world, world == 1 ? "rank" : "ranks");
+        refuse("--shard-within {}: {} {} cannot be divided into groups of that size", sharding.within, world,
+               world == 1 ? "rank" : "ranks");
     if (sharding.stage == 0 && world > 1)
-        throw Error(ExitCode::bad_flags, "--shard-within {}: --zero 0 shards nothing; use --zero 1, 2 or 3",
-                    sharding.within);
+        refuse("--shard-within {}: --zero 0 shards nothing; use --zero 1, 2 or 3", sharding.within);
     if (sharding.gradients != StateFormat::fp32 && sharding.within < world)
-        throw Error(ExitCode::bad_flags,
-                    "--shard-within {} sums the sums of groups, and --gradients bf16 would round them once more; leave "
-                    "one of them out",
-                    sharding.within);
+        refuse(
+            "--shard-within {} sums the sums of groups, and --gradients bf16 would round them once more; leave "
+            "one of them out",
+            sharding.within);
     return sharding.within;
 }
 

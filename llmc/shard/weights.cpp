@@ -305,10 +305,10 @@ template <class Real>
 void Weights<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {
     const ParameterTensor& info = table().unit(unit).tensors[tensor];
     if (!info.copied)
-        throw Error(ExitCode::bad_flags,
-                    "layer {} has left FP8, but this run keeps no BF16 copy of its weight; resume with the "
-                    "--fp8-fallback or --fp8-until of that run, or leave the layer out of --fp8-layers",
-                    info.layer);
+        refuse(
+            "layer {} has left FP8, but this run keeps no BF16 copy of its weight; resume with the "
+            "--fp8-fallback or --fp8-until of that run, or leave the layer out of --fp8-layers",
+            info.layer);
     cuts_.leave_fp8(unit, tensor);
     to_be_cast_ = true;
     if (!layout_.is_sliced()) cast_part(unit, {info.offset, info.count()}, stream);

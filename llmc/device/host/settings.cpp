@@ -20,7 +20,7 @@ static int choice(const char* name, std::initializer_list<const char*> choices) 
         known += std::string(i ? ", " : "") + c;
         i++;
     }
-    throw Error(ExitCode::bad_flags, "{}={}: expected one of {}", name, value, known);
+    refuse("{}={}: expected one of {}", name, value, known);
 }
 
 static NumberedWork numbered_work(const char* name) {
@@ -30,8 +30,7 @@ static NumberedWork numbered_work(const char* name) {
     const size_t colon = text.rfind(':');
     char* end = nullptr;
     const long number = colon == std::string::npos ? 0 : std::strtol(value + colon + 1, &end, 10);
-    if (number < 1 || *end != '\0')
-        throw Error(ExitCode::bad_flags, "{}={}: expected WORK:N, as in adamw:3", name, text);
+    if (number < 1 || *end != '\0') refuse("{}={}: expected WORK:N, as in adamw:3", name, text);
     return {text.substr(0, colon), static_cast<uint64_t>(number)};
 }
 
@@ -40,8 +39,7 @@ long number_from_environment(const char* name, long least, long most) {
     char* end = nullptr;
     const long number = std::strtol(value, &end, 10);
     if (end == value || *end != '\0' || number < least || number > most)
-        throw Error(ExitCode::bad_flags, "{}={} in the environment: expected a whole number from {} to {}", name, value,
-                    least, most);
+        refuse("{}={} in the environment: expected a whole number from {} to {}", name, value, least, most);
     return number;
 }
 

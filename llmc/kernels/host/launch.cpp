@@ -13,11 +13,9 @@ bool compares_loops() {
     static const bool compares = [] {
         const char* text = std::getenv("LLMC_LOOPS");
         if (!text || !*text) return false;
-        if (std::strcmp(text, "compare") != 0)
-            throw Error(ExitCode::bad_flags, "LLMC_LOOPS={}: the only value is compare", text);
+        if (std::strcmp(text, "compare") != 0) refuse("LLMC_LOOPS={}: the only value is compare", text);
 #ifndef LLMC_WITH_KERNELS
-        throw Error(ExitCode::bad_flags,
-                    "LLMC_LOOPS=compare: this program has no kernels to compare its CPU loops with; test_cpu has both");
+        refuse("LLMC_LOOPS=compare: this program has no kernels to compare its CPU loops with; test_cpu has both");
 #endif
         return true;
     }();
