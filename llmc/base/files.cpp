@@ -18,8 +18,6 @@ namespace llmc {
 
 constexpr size_t kMostIoBytes = size_t{1} << 30;  // one call moves less than 2 GiB on Linux
 
-// ---- writing --------------------------------------------------------------------------------------------------------
-
 int FileCalls::open(const char* path, int flags, int mode) { return ::open(path, flags | O_CLOEXEC, mode); }
 ssize_t FileCalls::pwrite(int fd, const void* data, size_t bytes, off_t offset) {
     return ::pwrite(fd, data, bytes, offset);
@@ -145,8 +143,6 @@ uint64_t free_bytes(const std::string& path) {
     }
     return static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
 }
-
-// ---- reading --------------------------------------------------------------------------------------------------------
 
 // The beginning of a pointer: the small text that lies at a file's path until Git LFS has fetched the file.
 constexpr std::string_view kLfsPointer = "version https://git-lfs.github.com/spec/v1";

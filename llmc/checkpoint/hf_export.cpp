@@ -12,8 +12,6 @@
 namespace llmc {
 namespace {
 
-// ---- config.json ---------------------------------------------------------------------------------------------------
-
 // In the form of compressed-tensors, which decodes layers of the class Linear.
 nlohmann::ordered_json quantization_config() {
     const nlohmann::ordered_json weights = {
@@ -52,8 +50,6 @@ void write_generation_config(const std::string& folder, const nlohmann::ordered_
                                       {"eos_token_id", config.at("eos_token_id")}};
     write_synced(system_calls(), folder + "generation_config.json", json_text(json, 2) + "\n");
 }
-
-// ---- files of tensors ----------------------------------------------------------------------------------------------
 
 struct Entry {
     HfTensor tensor;

@@ -86,8 +86,6 @@ const SafetensorsFile& WeightFiles::file_with(const std::string& name) const {
     return *found->second;
 }
 
-// ---- names, shapes and layouts --------------------------------------------------------------------------------------
-
 // The name in the file for a Hugging Face name: with the prefix, without it, or "" if neither is present.
 static std::string name_in_file(const WeightFiles& file, const std::string& full_name) {
     if (file.contains(full_name)) return full_name;

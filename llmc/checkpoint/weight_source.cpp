@@ -79,8 +79,6 @@ ModelConfig described_by(const std::function<ModelConfig()>& description) {
     }
 }
 
-// ---- training checkpoints -------------------------------------------------------------------------------------------
-
 static ModelConfig model_of(const CheckpointReader& reader) {
     const nlohmann::ordered_json& config = *reader.manifest().config;
     const nlohmann::ordered_json& run = *reader.manifest().run;
@@ -145,8 +143,6 @@ std::vector<float> CheckpointWeights::fetch(const std::string& name) const {
     require_finite(reader_.directory(), name, reader_.tensor(name).shape, values);
     return values;
 }
-
-// ---- weights that are not finite ------------------------------------------------------------------------------------
 
 void require_finite(const std::string& path, const std::string& tensor, const std::vector<int64_t>& shape,
                     const std::vector<float>& values) {

@@ -120,8 +120,6 @@ LaunchInfo launch_environment() {
     return launch_environment([](const char* name) { return std::getenv(name); });
 }
 
-// ---- which back-end ------------------------------------------------------------------------------------------------
-
 constexpr const char* kGetMpi = "install Open MPI or MPICH (mpicxx) and build with USE_MPI=1";
 constexpr const char* kGetNccl = "install its headers (scripts/setup.sh does) and build train_gpt with USE_NCCL=1";
 

@@ -53,8 +53,6 @@ std::string format_slow_rank(int64_t step, const SlowestRank& slowest, const std
                                  : "it does not wait for its data");
 }
 
-// ---- a rank's waits for others --------------------------------------------------------------------------------------
-
 void PeerWaits::begin_step(stream_t stream, bool continues) {
     stream_ = stream;
     if (!continues) blocked_before_ = log_->blocked_seconds();

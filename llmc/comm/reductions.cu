@@ -17,8 +17,6 @@ bool is_aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t
 
 }  // namespace
 
-// ---- sums and maxima ------------------------------------------------------------------------------------------------
-
 // Each thread sums eight elements. `vector`: every piece starts at a multiple of 16 bytes, so rows are read in 16-byte
 // accesses.
 template <class T, bool vector>
@@ -95,8 +93,6 @@ template void reduce_pieces<double>(double*, const double*, int, size_t, ReduceO
 template void reduce_pieces<int32_t>(int32_t*, const int32_t*, int, size_t, ReduceOp, stream_t);
 template void reduce_pieces<uint32_t>(uint32_t*, const uint32_t*, int, size_t, ReduceOp, stream_t);
 template void reduce_pieces<uint64_t>(uint64_t*, const uint64_t*, int, size_t, ReduceOp, stream_t);
-
-// ---- FP8 ------------------------------------------------------------------------------------------------------------
 
 constexpr int kWarps = kThreads / 32;  // a warp casts a block of elements, each lane four of them
 static_assert(Fp8Piece::kBlock == 32 * 4 && Fp8Piece::kBlock % 16 == 0);

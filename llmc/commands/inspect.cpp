@@ -19,8 +19,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// ---- the run that wrote the weights ---------------------------------------------------------------------------------
-
 // Known if the weights are a training checkpoint's.
 struct Origin {
     Json config = Json::object();
@@ -42,8 +40,6 @@ Origin origin_of(const std::string& checkpoint) {
     origin.tokens = static_cast<double>(batches.tokens_of(reader.manifest().step + 1));
     return origin;
 }
-
-// ---- the micro-batch in each precision ------------------------------------------------------------------------------
 
 struct Inspected {
     std::string name;  // "fp8 delayed"
@@ -143,8 +139,6 @@ struct Inspector {
         return f;
     }
 };
-
-// ---- output ---------------------------------------------------------------------------------------------------------
 
 void print(const Inspection& f, const ModelConfig& model) {
     print_line("{:16} {:>10} {:>11} {:>10} {:>10}", "precision", "loss", "to fp32", "cosine", "gain");

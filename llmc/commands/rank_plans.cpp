@@ -28,8 +28,6 @@ static PlannedCard required_card(const Options& o) {
     refuse("--estimate-scaling: no card of the table is here; name one with --gpu: " + joined(gpu_short_names()));
 }
 
-// ---- --dry-run -----------------------------------------------------------------------------------------------------
-
 static nlohmann::ordered_json memory_json(const StagePlan& plan) {
     nlohmann::ordered_json memory;
     for (size_t kind = 0; kind < kMemoryKinds; kind++) memory[kMemoryKindNames[kind]] = plan.memory[MemoryKind(kind)];

@@ -140,8 +140,6 @@ TrainSources sources_from_text(const std::string& text) {
     return {{text}, {{{kMillion}}}};
 }
 
-// ---- the order ------------------------------------------------------------------------------------------------------
-
 // Shares a period, whose length is the sum of the weights, among sources: after any n samples, a source has its share
 // n * weight / period to within 1 - 1 / (2k - 2) samples, for k sources. R. Tijdeman, "The chairman assignment problem"
 // (1980): of the sources that are far enough behind their share, the next sample is of the source that would first be

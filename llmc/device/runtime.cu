@@ -149,8 +149,6 @@ size_t shared_memory_per_block() {
     return static_cast<size_t>(bytes);
 }
 
-// ---- memory --------------------------------------------------------------------------------------------------------
-
 static void* offloaded_malloc(size_t bytes) {
     void* p = nullptr;
     const cudaError_t status = cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocPortable);
@@ -214,8 +212,6 @@ void copy_on_device(void* to, const void* from, size_t bytes, stream_t stream) {
 void set_bytes(void* to, int value, size_t bytes, stream_t stream) {
     LLMC_CHECK_CUDA(cudaMemsetAsync(to, value, bytes, stream));
 }
-
-// ---- streams, events -----------------------------------------------------------------------------------------------
 
 stream_t create_stream(StreamPriority priority) {
     int least = 0, greatest = 0;  // smaller numbers have higher priority

@@ -152,8 +152,6 @@ std::vector<Fp8Fallback> Fp8Registry::take_fallbacks() {
     return fallbacks;
 }
 
-// ---- checkpoints ----------------------------------------------------------------------------------------------------
-
 std::string Fp8Registry::rule() const {
     return fmt::format("{} {} margin {}{} history {} dout {}", word_of(config_.recipe), word_of(config_.algorithm),
                        config_.margin, config_.pow2_scales ? " pow2" : "", config_.history, word_of(config_.grad));

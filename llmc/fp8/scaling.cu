@@ -156,8 +156,6 @@ static __global__ void fp8_clear_counts_kernel(Fp8State* states, Fp8Watch* watch
     state.elements = state.saturated = state.underflowed = state.nonfinite = 0;
 }
 
-// ---- --fp8-fallback -------------------------------------------------------------------------------------------------
-
 static __global__ void fp8_pack_counts_kernel(float* packed, Fp8Watch* watches, const Fp8State* states, int count) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
@@ -190,8 +188,6 @@ static __global__ void fp8_judge_kernel(Fp8Verdict* verdicts, Fp8Watch* watches,
     }
     verdicts[i] = verdict;
 }
-
-// ---- launchers ------------------------------------------------------------------------------------------------------
 
 LaunchConfig one_thread_each(int count, stream_t stream, const char* file = __builtin_FILE(),
                              int line = __builtin_LINE()) {

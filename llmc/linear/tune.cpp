@@ -20,8 +20,6 @@ constexpr double kWarmUpSeconds = 2;
 // decide between algorithms of about the same speed.
 constexpr double kWorthChanging = 0.95;
 
-// ---- operands -------------------------------------------------------------------------------------------------------
-
 class Memory {
 public:
     Memory(size_t bytes, stream_t stream)
@@ -107,8 +105,6 @@ private:
     Memory first_, second_, bias_, result_, first_scales_, second_scales_;
 };
 
-// ---- timing ---------------------------------------------------------------------------------------------------------
-
 // The median time of a few runs in milliseconds, each with other memory in the L2 cache.
 double cold_ms(stream_t stream, const std::function<void()>& run) {
     const size_t flushed = 2 * device_info().l2_cache;
@@ -177,8 +173,6 @@ private:
 };
 
 }  // namespace
-
-// ---- products and rates ---------------------------------------------------------------------------------------------
 
 bool is_of_products(const std::string& rate) { return rate == "fp32" || rate == "bf16" || rate == "fp8"; }
 

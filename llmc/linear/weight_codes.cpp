@@ -7,8 +7,6 @@
 
 namespace llmc {
 
-// ---- memory ---------------------------------------------------------------------------------------------------------
-
 void WeightCodes::add(const ParameterTable::Place& place, const std::string& kind, bool rows) {
     const ParameterTensor& tensor = weights_.table().tensor(place);
     Matrix& m =
@@ -70,8 +68,6 @@ void WeightCodes::leave(int layer, stream_t stream) {
     m.left = true;
     if (m.from == CodesFrom::masters) weights_.leave_fp8(m.place.unit, m.place.tensor, stream);
 }
-
-// ---- writing --------------------------------------------------------------------------------------------------------
 
 void WeightCodes::prepare(stream_t stream) {
     // The scales must not depend on which rank has which slice.

@@ -134,8 +134,6 @@ std::string main_log_line(const ValRecord& r) {
     return text;
 }
 
-// ---- records --------------------------------------------------------------------------------------------------------
-
 void record_step(const StepRecord& record, RunDirectory& directory) {
     directory.append(metrics_json(record));
     directory.append_main_log(main_log_line(record));
@@ -246,8 +244,6 @@ void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registr
     put_number(entry, "fraction", fallback.fraction);
     directory.append({{"step", step}, {"fp8_fallback", ordered_json::array({entry})}});
 }
-
-// ---- numbers that end a run -----------------------------------------------------------------------------------------
 
 void require_fp8_products(const ProductCounts& products, int64_t expected, bool emulation_allowed) {
     if (products.fp8 != expected)

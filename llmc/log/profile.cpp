@@ -16,8 +16,6 @@ using nlohmann::ordered_json;
 constexpr int64_t kWarmup = 2;       // steps: the first one calibrates FP8, and finds algorithms and clocks
 constexpr int64_t kMostSteps = 100;  // every range is kept in memory until the end
 
-// ---- the file -------------------------------------------------------------------------------------------------------
-
 static const char* category(Trace::Kind kind) {
     return kind == Trace::Kind::compute ? "compute" : kind == Trace::Kind::communication ? "communication" : "host";
 }
@@ -80,8 +78,6 @@ std::string trace_json(const TraceProcess& process, const std::vector<Trace::Ran
     for (size_t i = 0; i < events.size(); i++) text += json_text(events[i]) + (i + 1 < events.size() ? ",\n" : "\n");
     return text + "]}\n";
 }
-
-// ---- in the training loop -------------------------------------------------------------------------------------------
 
 Profiler::Profiler(const Comm& comm, const std::optional<Setup>& setup) : comm_(comm), setup_(setup) {
     if (!setup_) return;

@@ -32,8 +32,6 @@
 
 namespace llmc {
 
-// ---- versions -------------------------------------------------------------------------------------------------------
-
 extern const char kGitVersion[];  // build/git_version.cpp, which the Makefile writes
 
 static std::string compiler() {
@@ -98,8 +96,6 @@ nlohmann::ordered_json versions_json() {
     for (const auto& [name, version] : build_and_library_versions()) json[name] = version;
     return json;
 }
-
-// ---- fingerprints ---------------------------------------------------------------------------------------------------
 
 std::string fingerprint_text(uint64_t fingerprint) { return fmt::format("{:016x}", fingerprint); }
 

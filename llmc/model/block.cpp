@@ -5,8 +5,6 @@
 
 namespace llmc {
 
-// ---- norms ----------------------------------------------------------------------------------------------------------
-
 template <class Real>
 Norm<Real>::Norm(ModelContext<Real>& context, const std::string& name, bool kept)
     : weights_(context.weights),
@@ -76,8 +74,6 @@ Gradient<Real> Norm<Real>::backward(Real* dinp, const Real* dresidual, const Rea
 
 template class Norm<float>;
 template class Norm<bf16>;
-
-// ---- offloaded residuals --------------------------------------------------------------------------------------------
 
 OffloadedResiduals::OffloadedResiduals(size_t blocks, size_t bytes) : bytes_(bytes), kept_(blocks) {
     for (char*& input : kept_) arena_.plan(&input, bytes);

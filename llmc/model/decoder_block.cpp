@@ -52,8 +52,6 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, bool activati
     c.plan(false, "delta", &delta_, rows_of_lse);
 }
 
-// ---- forward --------------------------------------------------------------------------------------------------------
-
 template <class Real>
 void DecoderBlock<Real>::forward(Real* out, const Pass& pass) {
     forward_to_activation(pass);
@@ -142,8 +140,6 @@ Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
                             pass.stream, pass.documents);
     return attn_proj_.input(attention_, attention_low_, pass);
 }
-
-// ---- backward -------------------------------------------------------------------------------------------------------
 
 template <class Real>
 Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) {

@@ -26,8 +26,6 @@ private:
     Gradient<Real> attend_backward(const Pass& pass) override;
 };
 
-// ---- table ----------------------------------------------------------------------------------------------------------
-
 ModelTable gpt2_table(const ModelConfig& config) {
     const int C = config.channels;
     ModelTable table;
@@ -76,8 +74,6 @@ template <class Real>
 void Gpt2Block<Real>::make_qkv(const Operand<Real>& normed, int first, const Pass& pass) {
     qkv_.forward(qkv_out_ + static_cast<size_t>(first) * heads_.qkv_width(), normed, pass);
 }
-
-// ---- backward -------------------------------------------------------------------------------------------------------
 
 template <class Real>
 Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {

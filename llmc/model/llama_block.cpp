@@ -43,8 +43,6 @@ private:
     float *cos_ = nullptr, *sin_ = nullptr;  // (positions, HD / 2); shared
 };
 
-// ---- tables ---------------------------------------------------------------------------------------------------------
-
 // Initial values of an architecture's tensors.
 struct Starts {
     Init embedding, inner, output, head;
@@ -126,8 +124,6 @@ ModelTable nano_table(const ModelConfig& config) {
     return table;
 }
 
-// ---- memory ---------------------------------------------------------------------------------------------------------
-
 // Text is generated in pieces. The last one may reach past the context by less than a piece.
 constexpr int kMostPiece = 128;
 
@@ -169,8 +165,6 @@ void LlamaBlock<Real>::allocated(stream_t stream) {
     synchronize(stream);  // `values` ends here
 }
 
-// ---- forward --------------------------------------------------------------------------------------------------------
-
 template <class Real>
 void LlamaBlock<Real>::make_qkv(const Operand<Real>& normed, int first, const Pass& pass) {
     const size_t begin = static_cast<size_t>(first) * heads_.qkv_width();
@@ -189,8 +183,6 @@ QkGains<const Real> LlamaBlock<Real>::gains() const {
     if (!query_gain_) return {nullptr, nullptr};
     return {weights_.weight(*query_gain_), weights_.weight(*key_gain_)};
 }
-
-// ---- backward -------------------------------------------------------------------------------------------------------
 
 template <class Real>
 Gradient<Real> LlamaBlock<Real>::attend_backward(const Pass& pass) {

@@ -174,8 +174,6 @@ void Optimizer<Real>::update_rest(size_t unit, stream_t stream) {
     }
 }
 
-// ---- the average of the weights -------------------------------------------------------------------------------------
-
 // Offloaded weights pass through the device a second time.
 template <class Real>
 void Optimizer<Real>::average(stream_t stream) {
@@ -191,8 +189,6 @@ void Optimizer<Real>::average(stream_t stream) {
     }
     ring_.finish(stream);
 }
-
-// ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 template <class Real>
 OptimizerState Optimizer<Real>::read_state(stream_t stream) const {
@@ -224,8 +220,6 @@ void Optimizer<Real>::restore(const OptimizerState& saved, stream_t stream) {
 
 template class Optimizer<float>;
 template class Optimizer<bf16>;
-
-// ---- clipping by other bounds ---------------------------------------------------------------------------------------
 
 // Calls visit(unit, tensor, its number among all tensors) for this rank's tensors.
 template <class Visit>

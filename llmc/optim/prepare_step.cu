@@ -107,8 +107,6 @@ void scale_rates(StepState* states, const StepState* state, const GroupRates& ra
     launch<scale_rates_kernel>({1, 1, 0, stream}, out(states, kRateGroups), in(state, 1), rates);
 }
 
-// ---- spikes ---------------------------------------------------------------------------------------------------------
-
 // Empties the windows: no step counts as a spike until they contain kSpikeMinimum values again.
 LLMC_DEVICE void start_windows(SpikeState* spikes) {
     spikes->accepted = spikes->in_a_row = 0;
@@ -170,8 +168,6 @@ void reset_spikes(SpikeState* spikes, stream_t stream) {
 void update_spikes(SpikeState* spikes, const StepState* step, stream_t stream) {
     launch<update_spikes_kernel>({1, 2 * kSpikeWindow, 0, stream}, inout(spikes, 1), in(step, 1));
 }
-
-// ---- loss scaling ---------------------------------------------------------------------------------------------------
 
 static __global__ void reset_loss_scale_kernel(LossScaleState* state, float scale) { *state = {scale, 1.0f, 0, 0}; }
 

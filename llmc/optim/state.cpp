@@ -58,8 +58,6 @@ std::vector<OptimizerMoments::Moment> OptimizerMoments::all() const {
     return moments;
 }
 
-// ---- offloaded state ------------------------------------------------------------------------------------------------
-
 StateRing::StateRing(const ShardLayout& layout, size_t slice_elements) : offloaded_(layout.sharding().offload_state) {
     if (!offloaded_) return;
     size_t most = 0;

@@ -166,8 +166,6 @@ std::string describe_sharding(const PlannedRun& run, const std::vector<StagePlan
     return text + "  " + wrap(notes, 2, 110) + "\n";
 }
 
-// ---- --estimate-scaling --------------------------------------------------------------------------------------------
-
 std::vector<ScalingPoint> estimate_scaling(PlannedRun run, const std::function<StagePlan(int)>& plan) {
     if (const std::string why = no_prediction_because(run); !why.empty()) refuse("--estimate-scaling: " + why);
     std::vector<ScalingPoint> points;

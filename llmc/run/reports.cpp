@@ -70,8 +70,6 @@ static bool ends_badly(const RunResults& seen) {
     return last && !std::isfinite(last->loss);
 }
 
-// ---- the start ------------------------------------------------------------------------------------------------------
-
 std::string describe_start(const Options& o, const Ranks& ranks, const RunOutlook& outlook) {
     const Comm& comm = ranks.comm;
     std::string text;
@@ -86,8 +84,6 @@ std::string describe_start(const Options& o, const Ranks& ranks, const RunOutloo
                        word_of(o.precision), ranks.device.name) +
            length_line(o, outlook) + outlook.sources + time_note(o, ranks.device, outlook);
 }
-
-// ---- steps ----------------------------------------------------------------------------------------------------------
 
 std::string describe_pass_end(const Options& o, const SampleOrder& order, const std::vector<std::string>& patterns,
                               int64_t step, int64_t data_step) {
@@ -206,8 +202,6 @@ std::string format_bench(const std::vector<StepRecord>& steps, const ProgressSet
     if (median.joules_per_token) text += fmt::format(", {:.3g} J per token", *median.joules_per_token);
     return text + ", mem " + format_bytes(memory);
 }
-
-// ---- the end --------------------------------------------------------------------------------------------------------
 
 std::string describe_end(const Options& o, const RunEnd& end) {
     if (o.bench) return "";

@@ -121,8 +121,6 @@ bool StopPoll::operator()(bool mine) {
     return slowest == kStop;
 }
 
-// ---- "decay now" ----------------------------------------------------------------------------------------------------
-
 DecayFile::DecayFile(const TrainerConfig& config, const TrainSources& sources, const RunDirectory& directory,
                      double seconds_between_looks)
     : config_(config), sources_(sources), interval_(seconds_between_looks), directory_(directory.path()) {}

@@ -52,8 +52,6 @@ static std::string rates_text(const Rates& rates) {
     return text;
 }
 
-// ---- the links between ranks ----------------------------------------------------------------------------------------
-
 static bool has_fast_links(const Comm& comm) {  // all ranks are on one node, and NCCL joins them
     return comm.world() > 1 && comm.local_world() == comm.world() && std::string(comm.name()) == "nccl";
 }
@@ -102,8 +100,6 @@ static Rates measure_links(const Comm& comm) {
     comm.reset_traffic();  // which counts what training sends
     return rates;
 }
-
-// ---- the choice -----------------------------------------------------------------------------------------------------
 
 // Rank 0's value.
 static Json broadcast(const Comm& comm, const Json& json) {

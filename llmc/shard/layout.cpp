@@ -8,8 +8,6 @@
 
 namespace llmc {
 
-// ---- units and tensors ----------------------------------------------------------------------------------------------
-
 size_t ParameterTensor::count() const {
     size_t n = 1;
     for (int extent : shape) n *= static_cast<size_t>(extent);
@@ -60,8 +58,6 @@ ParameterTable::Place ParameterTable::find(const std::string& name) const {
     if (const std::optional<Place> place = look_up(name)) return *place;
     throw Error(ExitCode::failure, "no parameter tensor is called " + name);
 }
-
-// ---- slices ---------------------------------------------------------------------------------------------------------
 
 static int stage_of(const Sharding& sharding, const Comm& comm) {
     if (sharding.stage < 0 || sharding.stage > 3) refuse("--zero {}: expected 0, 1, 2 or 3", sharding.stage);
@@ -141,8 +137,6 @@ std::vector<float> ShardLayout::download(const Comm& group, const StateArray& pa
     }
     return values;
 }
-
-// ---- ranges and pieces ----------------------------------------------------------------------------------------------
 
 UnitCuts::UnitCuts(const ShardLayout& layout) : layout_(layout), units_(layout.units()) {
     for (size_t u = 0; u < layout.units(); u++) {

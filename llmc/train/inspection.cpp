@@ -49,8 +49,6 @@ GradientSums& GradientSums::operator+=(const GradientSums& other) {
 
 double GradientSums::cosine() const { return product / std::sqrt(squares * reference_squares); }
 
-// ---- products -------------------------------------------------------------------------------------------------------
-
 template <class T>
 static void add_differences(MatmulErrors::Sums& sums, const std::vector<T>& actual, const std::vector<T>& expected) {
     for (size_t i = 0; i < expected.size(); i++) {

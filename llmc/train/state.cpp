@@ -22,8 +22,6 @@ using Json = nlohmann::ordered_json;
     throw Error(ExitCode::checkpoint, std::string(kManifestName) + ": its \"state\" " + problem);
 }
 
-// ---- values ---------------------------------------------------------------------------------------------------------
-
 Json number(double value) {
     if (std::isfinite(value)) return value;
     return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
@@ -135,8 +133,6 @@ private:
     Json* written_ = nullptr;
 };
 
-// ---- the fields of a state ------------------------------------------------------------------------------------------
-
 void list_fields(const Fields& field, SpikeState& spikes) {
     field("accepted", spikes.accepted);
     if (field.has("in_a_row")) field("in_a_row", spikes.in_a_row);  // older checkpoints lack it
@@ -213,8 +209,6 @@ TrainerState state_from_json(const Json& json) {
     list_fields(Fields(json), state);
     return state;
 }
-
-// ---- weights alone --------------------------------------------------------------------------------------------------
 
 template <class Real>
 void load_weights(Trainer<Real>& trainer, const WeightSource& weights, const std::string& name) {

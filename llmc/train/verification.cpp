@@ -50,8 +50,6 @@ void StepChecksums::allocate() {
     }
 }
 
-// ---- taking checksums -----------------------------------------------------------------------------------------------
-
 void StepChecksums::begin(stream_t stream) {
     begun_++;
     Round& round = current();
@@ -98,8 +96,6 @@ event_t StepChecksums::begin_span(stream_t stream) {
     return span.end;
 }
 
-// ---- comparing them -------------------------------------------------------------------------------------------------
-
 std::optional<VerifiedStep> StepChecksums::take(int64_t step) {
     if (taken_ == ended_) return std::nullopt;
     const Round& round = rounds_[static_cast<size_t>(taken_) % kRounds];
@@ -145,8 +141,6 @@ std::string StepChecksums::find(Verified kind, const Row& row, const std::vector
                        describe_ranks(comm_)[other], wording.what, row.name, text_of(of(other).second), wording.second,
                        alike(most), comm_.world(), most, text_of(of(most).second), tie);
 }
-
-// ---- what is compared in a step -------------------------------------------------------------------------------------
 
 template <class Real>
 Verification<Real>::Verification(Trainer<Real>& trainer)
@@ -220,8 +214,6 @@ void Verification<Real>::run(bool again, const std::function<void()>& micro_step
     micro_step();
     gradients.observe({});
 }
-
-// ---- checksums of each kind -----------------------------------------------------------------------------------------
 
 template <class Real>
 void Verification<Real>::see_state(bool again) {
