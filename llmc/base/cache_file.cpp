@@ -12,8 +12,6 @@
 namespace llmc {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr InputKind kCache = {"cache", "no file at all", ExitCode::failure, 64};
 
 // A process holds this lock while it changes the file. On a file system without locks some entries may get lost.

@@ -12,6 +12,8 @@
 
 namespace llmc {
 
+using Json = nlohmann::ordered_json;  // keeps the order of names
+
 // The reason why a text is not valid JSON. The caller's message adds which text it is.
 struct JsonError : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -22,7 +24,7 @@ struct JsonError : std::runtime_error {
 class JsonValue {
 public:
     JsonValue();  // null
-    JsonValue(const nlohmann::ordered_json& value);
+    JsonValue(const Json& value);
     explicit JsonValue(bool value);
     explicit JsonValue(int64_t value);
     explicit JsonValue(uint64_t value);
@@ -31,31 +33,31 @@ public:
     JsonValue(const JsonValue& other);
     ~JsonValue();
     JsonValue& operator=(JsonValue other) noexcept;
-    nlohmann::ordered_json& operator*() { return *value_; }
-    const nlohmann::ordered_json& operator*() const { return *value_; }
-    nlohmann::ordered_json* operator->() { return value_.get(); }
-    const nlohmann::ordered_json* operator->() const { return value_.get(); }
+    Json& operator*() { return *value_; }
+    const Json& operator*() const { return *value_; }
+    Json* operator->() { return value_.get(); }
+    const Json* operator->() const { return value_.get(); }
 
 private:
-    std::unique_ptr<nlohmann::ordered_json> value_;
+    std::unique_ptr<Json> value_;
 };
 
 constexpr int kDeepestJson = 64;  // levels; limited because copying a value recurses
 
-// Json is nlohmann::json, which sorts the names of an object, or nlohmann::ordered_json, which keeps their order.
+// AnyJson is Json, or nlohmann::json, which sorts the names of an object.
 // Throws JsonError if the text is not JSON, is nested deeper than kDeepestJson, or repeats a name in an object (the
 // first value would be lost). Takes time in proportion to the text (n log n for nlohmann::json).
-template <class Json>
-Json parse_json(std::string_view text);
-template <class Json>
-Json parse_json_or_null(std::string_view text);  // null if parse_json() would throw
+template <class AnyJson>
+AnyJson parse_json(std::string_view text);
+template <class AnyJson>
+AnyJson parse_json_or_null(std::string_view text);  // null if parse_json() would throw
 // The JSON in a file, or null if the file does not exist or is not JSON. Throws if the path is not a regular file.
-template <class Json>
-Json read_json_or_null(const std::string& path, const InputKind& kind);
+template <class AnyJson>
+AnyJson read_json_or_null(const std::string& path, const InputKind& kind);
 
 // Prints on one line, or with `indent` spaces per level. Bytes that are not UTF-8, which paths and prompts may contain,
 // become U+FFFD.
-template <class Json>
-std::string json_text(const Json& json, int indent = -1);
+template <class AnyJson>
+std::string json_text(const AnyJson& json, int indent = -1);
 
 }  // namespace llmc

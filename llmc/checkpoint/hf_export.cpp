@@ -13,8 +13,8 @@ namespace llmc {
 namespace {
 
 // In the form of compressed-tensors, which decodes layers of the class Linear.
-nlohmann::ordered_json quantization_config() {
-    const nlohmann::ordered_json weights = {
+Json quantization_config() {
+    const Json weights = {
         {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
     return {{"quant_method", "compressed-tensors"},
             {"format", "float-quantized"},
@@ -24,14 +24,14 @@ nlohmann::ordered_json quantization_config() {
 }
 
 // The first of the tokens that the model has, or null. A vocabulary of GPT-2's size has GPT-2's <|endoftext|>.
-nlohmann::ordered_json token_id(const ModelConfig& model, int token, int otherwise) {
+Json token_id(const ModelConfig& model, int token, int otherwise) {
     for (const int id : {token, otherwise})
         if (id >= 0 && id < model.vocab) return id;
-    return model.vocab == 50257 ? nlohmann::ordered_json(50256) : nullptr;
+    return model.vocab == 50257 ? Json(50256) : nullptr;
 }
 
-nlohmann::ordered_json hf_config(const ModelConfig& config, const HfFormat& format) {
-    nlohmann::ordered_json json = hf_model_json(config);
+Json hf_config(const ModelConfig& config, const HfFormat& format) {
+    Json json = hf_model_json(config);
     json["torch_dtype"] = format.type == StateFormat::fp32 ? "float32" : "bfloat16";
     // Written even if null: transformers' default is GPT-2's id, which is outside a smaller vocabulary.
     json["bos_token_id"] = token_id(config, format.begin_token, format.end_token);
@@ -44,10 +44,9 @@ void write_config(const std::string& folder, const ModelConfig& model, const HfF
     write_synced(system_calls(), folder + "config.json", json_text(hf_config(model, format), 2) + "\n");
 }
 
-void write_generation_config(const std::string& folder, const nlohmann::ordered_json& config) {
+void write_generation_config(const std::string& folder, const Json& config) {
     if (config.at("eos_token_id").is_null()) return;
-    const nlohmann::ordered_json json{{"bos_token_id", config.at("bos_token_id")},
-                                      {"eos_token_id", config.at("eos_token_id")}};
+    const Json json{{"bos_token_id", config.at("bos_token_id")}, {"eos_token_id", config.at("eos_token_id")}};
     write_synced(system_calls(), folder + "generation_config.json", json_text(json, 2) + "\n");
 }
 
@@ -139,7 +138,7 @@ void write_file(const std::string& path, const std::vector<Entry>& entries, Stat
 void write_index(const std::string& folder, const std::vector<std::vector<Entry>>& shards,
                  const std::vector<std::string>& names) {
     uint64_t total = 0;
-    nlohmann::ordered_json index = {{"metadata", nlohmann::ordered_json::object()}};
+    Json index = {{"metadata", Json::object()}};
     for (size_t i = 0; i < shards.size(); i++)
         for (const Entry& entry : shards[i]) {
             index["weight_map"][entry.tensor.spec.name] = names[i];

@@ -87,8 +87,6 @@ StateFile write_state_file(FileCalls& calls, const std::string& directory, int r
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr const char* kFormat = "train_gpt checkpoint";
 // The text is  {"checksum": "0123456789abcdef",\n"manifest": BODY}\n  with the checksum of BODY's bytes.
 constexpr const char* kBeforeChecksum = "{\"checksum\": \"";

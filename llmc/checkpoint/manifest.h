@@ -81,8 +81,8 @@ struct Manifest {
 constexpr int kCheckpointVersion = 1;
 
 // A file's entry in the manifest, and its place in the manifest as the next rank's file. Errors begin with `path`.
-nlohmann::ordered_json state_file_json(const StateFile& file);
-void add_state_file(Manifest& manifest, const std::string& path, const nlohmann::ordered_json& entry);
+Json state_file_json(const StateFile& file);
+void add_state_file(Manifest& manifest, const std::string& path, const Json& entry);
 
 // The text of manifest.json, which contains its own checksum, and the reverse. Parsing throws Error(checkpoint), which
 // begins with `path`, if the text was changed or describes something impossible: a part that is not covered exactly

@@ -251,7 +251,7 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
         return dtype_bytes(a.dtype) > dtype_bytes(b.dtype);
     });
 
-    nlohmann::ordered_json root = nlohmann::ordered_json::object();
+    Json root = Json::object();
     if (!metadata.empty()) root[kMetadataKey] = metadata;
     uint64_t position = 0;
     for (TensorInfo& tensor : layout.tensors) {

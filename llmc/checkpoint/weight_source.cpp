@@ -80,8 +80,8 @@ ModelConfig described_by(const std::function<ModelConfig()>& description) {
 }
 
 static ModelConfig model_of(const CheckpointReader& reader) {
-    const nlohmann::ordered_json& config = *reader.manifest().config;
-    const nlohmann::ordered_json& run = *reader.manifest().run;
+    const Json& config = *reader.manifest().config;
+    const Json& run = *reader.manifest().run;
     const auto number = [&](const char* name) {
         const auto found = config.find(name);
         const bool is_number = found != config.end() && found->is_number_unsigned() && *found < (1 << 30);
@@ -116,8 +116,8 @@ std::string newest_checkpoint(const std::string& path) {
 
 CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* part)
     : reader_(checkpoint), part_(part), model_(model_of(reader_)) {
-    const nlohmann::ordered_json::json_pointer count("/average/count");
-    const nlohmann::ordered_json& state = *reader_.manifest().state;
+    const Json::json_pointer count("/average/count");
+    const Json& state = *reader_.manifest().state;
     const bool has_average = state.contains(count) && state[count].is_number_unsigned() && state[count] > 0;
     if (part_ == "average" && !has_average)
         throw Error(ExitCode::checkpoint, "{} has no average of the weights: its run had no --average", checkpoint);
@@ -131,8 +131,8 @@ int CheckpointWeights::end_token() const {
 }
 
 std::optional<std::string> CheckpointWeights::tokenizer_hash() const {
-    const nlohmann::ordered_json& run = *reader_.manifest().run;
-    const nlohmann::ordered_json::json_pointer hash("/data/tokenizer_hash");
+    const Json& run = *reader_.manifest().run;
+    const Json::json_pointer hash("/data/tokenizer_hash");
     return run.contains(hash) && run[hash].is_string() ? std::optional(run[hash].get<std::string>()) : std::nullopt;
 }
 

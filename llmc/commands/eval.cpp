@@ -55,7 +55,7 @@ static void print(const Options& o, const WeightSource& weights, const Ranks& ra
 
 // The names of metrics.jsonl.
 static void write_json(const std::string& path, const Options& o, const ValRecord& record) {
-    nlohmann::ordered_json json{{"from", o.from}, {"precision", word_of(o.precision)}, {"seq", o.seq}};
+    Json json{{"from", o.from}, {"precision", word_of(o.precision)}, {"seq", o.seq}};
     if (o.of_average) json["average"] = true;
     json.update(metrics_json(record));
     json.erase("step");

@@ -17,8 +17,6 @@
 namespace llmc {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 // Known if the weights are a training checkpoint's.
 struct Origin {
     Json config = Json::object();

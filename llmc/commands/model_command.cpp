@@ -17,16 +17,15 @@
 namespace llmc {
 
 namespace fs = std::filesystem;
-using nlohmann::ordered_json;
 
-ordered_json run_config(const std::string& from) {
-    const ordered_json run = read_run_json(weight_directories(from).back());
+Json run_config(const std::string& from) {
+    const Json run = read_run_json(weight_directories(from).back());
     if (run.is_object() && run.contains("config") && run["config"].is_object()) return run["config"];
     const std::string checkpoint = newest_checkpoint(from);
-    return checkpoint.empty() ? ordered_json::object() : *CheckpointReader(checkpoint).manifest().config;
+    return checkpoint.empty() ? Json::object() : *CheckpointReader(checkpoint).manifest().config;
 }
 
-void take_flags(const ordered_json& config, const std::vector<std::string>& names, Options& o) {
+void take_flags(const Json& config, const std::vector<std::string>& names, Options& o) {
     for (const std::string& name : names) {
         const Flag* flag = find_flag(name);
         const auto value = config.find(name);
@@ -47,7 +46,7 @@ void require_tokenizer_of(const WeightSource& weights, const std::string& from, 
 TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights) {
     const int vocab = weights.model().vocab;
     std::vector<std::string> directories = weight_directories(from);
-    const ordered_json config = run_config(from), train = config.value("train", ordered_json());
+    const Json config = run_config(from), train = config.value("train", Json());
     if (train.is_string()) directories.push_back(fs::path(train.get<std::string>()).parent_path().string());
     TokenizerSearch search = find_tokenizer(directories, vocab);
     if (search.tokenizer)

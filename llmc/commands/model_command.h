@@ -2,10 +2,10 @@
 // tokenizer.
 #pragma once
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
+#include "llmc/base/json.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/options.h"
 
@@ -31,9 +31,9 @@ TokenizerSearch find_tokenizer(const std::string& given, const std::string& from
 void require_tokenizer_of(const WeightSource& weights, const std::string& from, const TokenDecoder& tokenizer);
 
 // The configuration, by flag, of the run that wrote the weights. An empty object if it is not known.
-nlohmann::ordered_json run_config(const std::string& from);
+Json run_config(const std::string& from);
 // Takes the flags `names` from a run's configuration, unless the command line has them.
-void take_flags(const nlohmann::ordered_json& config, const std::vector<std::string>& names, Options& options);
+void take_flags(const Json& config, const std::vector<std::string>& names, Options& options);
 
 // Calls resolve() for the model of the weights, with `surroundings` and the number of ranks.
 void resolve_for(const ModelConfig& model, Options& options, ResolveInputs surroundings, const Ranks& ranks);

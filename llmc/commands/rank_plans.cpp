@@ -28,8 +28,8 @@ static PlannedCard required_card(const Options& o) {
     refuse("--estimate-scaling: no card of the table is here; name one with --gpu: " + joined(gpu_short_names()));
 }
 
-static nlohmann::ordered_json memory_json(const StagePlan& plan) {
-    nlohmann::ordered_json memory;
+static Json memory_json(const StagePlan& plan) {
+    Json memory;
     for (size_t kind = 0; kind < kMemoryKinds; kind++) memory[kMemoryKindNames[kind]] = plan.memory[MemoryKind(kind)];
     memory["libraries"] = plan.reserve;
     memory["host"] = plan.memory.staging;
@@ -38,7 +38,7 @@ static nlohmann::ordered_json memory_json(const StagePlan& plan) {
 }
 
 // Milliseconds of a step by kind of work.
-static nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
+static Json time_json(const PlannedRun& run, const StagePlan& plan) {
     const StepTime time = step_time(run, run.config.precision, plan.slices);
     return {{"matmuls", time.products},
             {"attention", time.attention},
@@ -47,8 +47,8 @@ static nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& 
             {"offload", time.offload}};
 }
 
-static nlohmann::ordered_json change_json(const Change& change) {
-    nlohmann::ordered_json json = {{"flags", change.flags}, {"ranks", change.ranks}, {"total", change.bytes}};
+static Json change_json(const Change& change) {
+    Json json = {{"flags", change.flags}, {"ranks", change.ranks}, {"total", change.bytes}};
     if (change.step_ms) json.update({{"step_ms", *change.step_ms}, {"tokens_per_s", change.tokens_per_s}});
     if (change.run_hours) json["hours"] = *change.run_hours;
     return json;
@@ -59,21 +59,21 @@ static std::string plan_json(const Options& o, const PlannedRun& run, const Stag
                              const std::vector<StagePlan>& stages, const std::vector<Change>& changes,
                              const Inputs& inputs) {
     const ModelConfig& m = o.model;
-    nlohmann::ordered_json json = {{"model", m.name},
-                                   {"parameters", m.parameters()},
-                                   {"flops_per_token", m.flops_per_token(o.seq)},
-                                   {"gpu", run.gpu.match},
-                                   {"precision", word_of(o.precision)},
-                                   {"ranks", run.ranks},
-                                   {"zero", plan.stage},
-                                   {"batch", o.batch},
-                                   {"recompute", word_of(o.recompute)},
-                                   {"seq", o.seq},
-                                   {"micro_steps", o.micro_steps},
-                                   {"tokens_per_step", run.tokens()},
-                                   {"memory", memory_json(plan)},
-                                   {"available", run.available()},
-                                   {"fits", plan.bytes() <= run.available()}};
+    Json json = {{"model", m.name},
+                 {"parameters", m.parameters()},
+                 {"flops_per_token", m.flops_per_token(o.seq)},
+                 {"gpu", run.gpu.match},
+                 {"precision", word_of(o.precision)},
+                 {"ranks", run.ranks},
+                 {"zero", plan.stage},
+                 {"batch", o.batch},
+                 {"recompute", word_of(o.recompute)},
+                 {"seq", o.seq},
+                 {"micro_steps", o.micro_steps},
+                 {"tokens_per_step", run.tokens()},
+                 {"memory", memory_json(plan)},
+                 {"available", run.available()},
+                 {"fits", plan.bytes() <= run.available()}};
     if (no_prediction_because(run).empty()) {
         const double ms = predicted_ms(run, plan);
         json["step_ms"] = ms;

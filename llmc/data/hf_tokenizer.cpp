@@ -12,7 +12,6 @@
 namespace llmc {
 
 namespace fs = std::filesystem;
-using nlohmann::ordered_json;
 
 const char* const kFiles[] = {"tokenizer.json", "tokenizer_config.json",   "vocab.json",
                               "merges.txt",     "special_tokens_map.json", "added_tokens.json"};
@@ -41,13 +40,13 @@ static std::map<std::string, std::string> hf_files(const fs::path& from) {
 // The ids of a tokenizer.json's added tokens by their text. Refuses a file with more than `vocab` tokens.
 static std::map<std::string, int> added_tokens(const std::string& name, const std::string& content, int vocab) {
     std::map<std::string, int> ids;
-    const ordered_json tokenizer = parse_json<ordered_json>(content);
+    const Json tokenizer = parse_json<Json>(content);
     const auto model = tokenizer.is_object() ? tokenizer.find("model") : tokenizer.end();
     if (model == tokenizer.end() || !model->is_object() || !model->contains("vocab") || model->at("vocab").is_number())
         throw JsonError("it is JSON, but not a tokenizer.json");
     size_t count = model->at("vocab").size();
-    for (const ordered_json& token : tokenizer.value("added_tokens", ordered_json::array())) {
-        const ordered_json id = token.value("id", ordered_json());
+    for (const Json& token : tokenizer.value("added_tokens", Json::array())) {
+        const Json id = token.value("id", Json());
         if (!id.is_number_unsigned() || id >= kMostTokens)
             throw JsonError("the token id " + json_text(id) + " is invalid");
         ids[token.value("content", "")] = id.get<int>();
@@ -58,8 +57,8 @@ static std::map<std::string, int> added_tokens(const std::string& name, const st
 }
 
 // The text of a token in tokenizer_config.json, which is a string or an object; "" if there is none.
-static std::string text_in(const ordered_json& config, const char* key) {
-    const ordered_json token = config.value(key, ordered_json());
+static std::string text_in(const Json& config, const char* key) {
+    const Json token = config.value(key, Json());
     return token.is_string() ? token.get<std::string>() : token.is_object() ? token.value("content", "") : "";
 }
 
@@ -71,7 +70,7 @@ static std::string text_of(const std::map<std::string, int>& ids, int id, const 
 }
 
 // The file's content with these tokens as eos_token and bos_token; the same content if it says so already.
-static std::string with_tokens(const std::string& content, ordered_json config, const std::string& begin,
+static std::string with_tokens(const std::string& content, Json config, const std::string& begin,
                                const std::string& end) {
     bool changed = content.empty();
     const auto set = [&](const char* key, const std::string& text) {
@@ -91,12 +90,12 @@ bool is_hf_tokenizer_file(const std::string& name) {
 DocumentTokens write_hf_tokenizer(const std::string& tokenizer, const HfTokenizerTarget& target) {
     std::map<std::string, std::string> files = hf_files(tokenizer);
     if (files.empty()) files["tokenizer.json"] = ask_prepare("json", tokenizer);
-    const auto parsed = [&](const char* name) { return parse_json_or_null<ordered_json>(files[name]); };
+    const auto parsed = [&](const char* name) { return parse_json_or_null<Json>(files[name]); };
     DocumentTokens tokens = target.tokens;
     try {
         std::map<std::string, int> ids;
         if (files.contains("tokenizer.json")) ids = added_tokens(tokenizer, files["tokenizer.json"], target.vocab);
-        ordered_json config = parsed("tokenizer_config.json");
+        Json config = parsed("tokenizer_config.json");
         if (!config.is_object()) {
             config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", target.context}};
             files["tokenizer_config.json"] = "";
@@ -110,7 +109,7 @@ DocumentTokens write_hf_tokenizer(const std::string& tokenizer, const HfTokenize
         const std::string begin = text_of(ids, tokens.begin, named_begin.empty() ? end : named_begin);
         files["tokenizer_config.json"] = with_tokens(files["tokenizer_config.json"], config, begin, end);
         // Older versions of transformers take these instead.
-        if (const ordered_json map = parsed("special_tokens_map.json"); map.is_object())
+        if (const Json map = parsed("special_tokens_map.json"); map.is_object())
             files["special_tokens_map.json"] = with_tokens(files["special_tokens_map.json"], map, begin, end);
         if (ids.contains(end)) tokens.end = ids[end];
         if (ids.contains(begin)) tokens.begin = ids[begin];

@@ -37,7 +37,7 @@ public:
         field_of(options_, field) = value;
         const Flag& flag = *find_flag(name);
         text_ += flag.short_name ? fmt::format(" -{:c}", flag.short_name) : fmt::format(" --{}", name);
-        const nlohmann::ordered_json json = *flag.get(options_);
+        const Json json = *flag.get(options_);
         if (!flag.is_switch()) text_ += " " + (json.is_string() ? json.get<std::string>() : json_text(json));
     }
     const std::string& text() const { return text_; }

@@ -12,8 +12,6 @@
 
 namespace llmc {
 
-using nlohmann::ordered_json;
-
 static void check_not_empty(const std::string& text) {
     if (text.empty()) refuse("the value is empty");
 }
@@ -73,7 +71,7 @@ static Flag common(Flag flag) {
 static Flag heading(const char* group) { return {.group = group}; }
 
 // The text of a value, unless it is null, and of one that follows it; see with_parts().
-static std::string behind(const ordered_json& value, const std::string& prefix, const ordered_json& part) {
+static std::string behind(const Json& value, const std::string& prefix, const Json& part) {
     const std::string first = value.is_string() ? value.get<std::string>() : json_text(value);
     return (value.is_null() ? "" : first + ",") + prefix + json_text(part);
 }
@@ -472,18 +470,18 @@ const RemovedFlag* find_removed_flag(std::string_view name) {
     return nullptr;
 }
 
-bool RemovedFlag::goes_on(const ordered_json& value) const {
-    return observes || value.is_null() || value == parse_json<ordered_json>(default_value);
+bool RemovedFlag::goes_on(const Json& value) const {
+    return observes || value.is_null() || value == parse_json<Json>(default_value);
 }
 
 std::string RemovedFlag::text() const { return "--" + name + " has been removed: " + instead; }
 
-ordered_json current_config(const ordered_json& config) {
-    ordered_json now;
+Json current_config(const Json& config) {
+    Json now;
     for (const auto& [name, value] : config.items())  // a name of version 0.1.0
         now[name == "muon-cautious-decay" ? "cautious-decay" : name] = value;
     for (const RemovedFlag& old : removed_flags()) {
-        const bool has_both = now.contains(old.name) && !now.value(old.part_of, ordered_json()).is_null();
+        const bool has_both = now.contains(old.name) && !now.value(old.part_of, Json()).is_null();
         if (!has_both || old.goes_on(now[old.name])) continue;
         now[old.part_of] = behind(now[old.part_of], old.prefix, now[old.name]);
         now.erase(old.name);
@@ -528,13 +526,13 @@ std::string names_text(const Flag& flag) {
 }
 
 JsonValue json_of_sets(const std::vector<ValSet>& sets) {
-    ordered_json list;
+    Json list;
     for (const ValSet& set : sets) list.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
     return list;
 }
 
 std::string flag_text(const Flag& flag, const Options& options) {
-    const ordered_json value = *flag.get(options);
+    const Json value = *flag.get(options);
     if (flag.is_switch() || value.is_null()) return "";
     if (value.is_string()) return value.get<std::string>();
     return value.is_number_float() ? shortest_text(value.get<double>()) : value.dump();

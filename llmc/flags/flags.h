@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -65,7 +64,7 @@ struct RemovedFlag {
     std::string part_of = {}, prefix = {};
 
     // True if a run goes on without the flag, although its configuration has this value.
-    bool goes_on(const nlohmann::ordered_json& value) const;
+    bool goes_on(const Json& value) const;
     std::string text() const;
 };
 const std::vector<RemovedFlag>& removed_flags();
@@ -73,7 +72,7 @@ const RemovedFlag* find_removed_flag(std::string_view name);
 
 // A configuration that this version or an earlier one wrote, with the names of today's flags. A removed flag that is
 // now a part of another one is in that one's value.
-nlohmann::ordered_json current_config(const nlohmann::ordered_json& config);
+Json current_config(const Json& config);
 
 std::string names_text(const Flag& flag);  // "-b, --batch"
 

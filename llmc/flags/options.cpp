@@ -18,8 +18,6 @@
 
 namespace llmc {
 
-using nlohmann::ordered_json;
-
 // Removes `train` in front of the flags; `help` becomes --help.
 static std::vector<std::string> without_command(std::vector<std::string> arguments) {
     if (arguments.empty() || arguments[0].empty() || arguments[0][0] == '-') return arguments;
@@ -30,7 +28,7 @@ static std::vector<std::string> without_command(std::vector<std::string> argumen
 }
 
 // Appends an entry of a configuration file to `given`.
-static void append_entry(const std::string& key, const ordered_json& value, std::vector<GivenFlag>& given) {
+static void append_entry(const std::string& key, const Json& value, std::vector<GivenFlag>& given) {
     if (const RemovedFlag* const removed = find_removed_flag(key)) {
         if (!removed->goes_on(value)) refuse("\"{}\" is {}, and {}", key, json_text(value), removed->text());
         return;
@@ -52,7 +50,7 @@ static void append_entry(const std::string& key, const ordered_json& value, std:
         return;
     }
     const bool list = flag->clear && value.is_array();
-    for (const ordered_json& item : list ? value : ordered_json::array({value})) {
+    for (const Json& item : list ? value : Json::array({value})) {
         if (!item.is_string() && !item.is_number())
             refuse("\"{}\" is {}; it must be a number or a string", key, json_text(item));
         given.push_back({flag, item.is_string() ? item.get<std::string>() : json_text(item)});
@@ -109,11 +107,11 @@ static void check_complete(const Options& options) {
     }
 }
 
-static ordered_json read_json(const std::string& path) {
+static Json read_json(const std::string& path) {
     constexpr InputKind kind = {"configuration file", "a JSON file of flags, or a run.json", ExitCode::bad_flags, 16};
     const std::string content = read_input(path, kind);
     try {
-        const auto file = parse_json<ordered_json>(content);
+        const auto file = parse_json<Json>(content);
         if (file.is_object()) return file;
     } catch (const JsonError& error) {
         refuse("configuration file {} is not JSON: {}", path, error.what());
@@ -122,11 +120,11 @@ static ordered_json read_json(const std::string& path) {
 }
 
 // `path`: of the configuration's file, for messages.
-static Options options_of(const ordered_json& config, const std::string& path) {
+static Options options_of(const Json& config, const std::string& path) {
     try {
         Options options;
         std::vector<GivenFlag> given;
-        const ordered_json today = current_config(config);
+        const Json today = current_config(config);
         for (const auto& [name, value] : today.items()) append_entry(name, value, given);
         set_flags(given, options);
         return options;
@@ -136,7 +134,7 @@ static Options options_of(const ordered_json& config, const std::string& path) {
 }
 
 // The configuration in a run.json, without flags that the run's optimizer ignored: earlier versions accepted them.
-static Options options_of_run(ordered_json config, const std::string& path) {
+static Options options_of_run(Json config, const std::string& path) {
     for (const OptimizerFlag& flag : ignored_flags(options_of(config, path))) config.erase(flag.name);
     return options_of(config, path);
 }
@@ -152,16 +150,16 @@ static std::string run_json_to_resume(const Options& o) {
 // Leaves out the limits of the last command, and -z of a run on one rank, where it has no meaning.
 static Options read_run_config(const std::string& path) {
     try {
-        const ordered_json run = read_json(path);
-        ordered_json config = run.at("config");
+        const Json run = read_json(path);
+        Json config = run.at("config");
         for (const char* name : {"stop-after", "max-minutes"}) config.erase(name);
-        const ordered_json* last = &run;
+        const Json* last = &run;
         if (run.contains("resumed") && !run["resumed"].empty()) last = &run["resumed"].back();
         if (last->at("world") == 1) config.erase("zero");
         Options options = options_of_run(config, path);
         options.notes.push_back("the configuration is that of " + path + ", and flags of this command override it");
         return options;
-    } catch (const ordered_json::exception& error) {
+    } catch (const Json::exception& error) {
         refuse("{} is damaged ({}); give the run's flags with --config FILE", path, error.what());
     } catch (const Error& error) {
         refuse("--resume: {}; give the run's flags with --config FILE", error.what());
@@ -199,7 +197,7 @@ static Options with_config(const Options& line) {
 }
 
 Options read_config_file(const std::string& path) {
-    const ordered_json file = read_json(path);
+    const Json file = read_json(path);
     // A run.json keeps the configuration under "config", next to other facts about the run.
     const bool of_run = file.contains("config") && file["config"].is_object();
     for (const auto& [name, value] : file.items())
@@ -255,8 +253,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
         parsed.text = completion_script();
     } else if (options.model_name == "list") {
         const std::string names = joined(model_names()) + "; nano-dN for any N; or a JSON file that describes one.";
-        parsed.text =
-            options.json ? json_text(ordered_json(model_names())) : wrap("Models for -e: " + names, 2, help_width());
+        parsed.text = options.json ? json_text(Json(model_names())) : wrap("Models for -e: " + names, 2, help_width());
         *parsed.text += "\n";
     } else {
         options = with_config(options);
@@ -269,7 +266,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
 }
 
 std::string config_json(const Options& options) {
-    ordered_json config;
+    Json config;
     for (const Flag& flag : all_flags())
         if (!flag.command_line_only) config[flag.long_name] = *flag.get(options);
     // Paths and prompts may hold bytes that are not UTF-8.

@@ -395,8 +395,7 @@ static void note_flags_without_effect(Options& o, int ranks) {
                 add_note(o, fmt::format("--{} has no effect {}", name, without));
         }
     for (const char* name : {"verify-every", "signals-every"})
-        if (const nlohmann::ordered_json every = *find_flag(name)->get(o);
-            o.given.contains(name) && every > o.schedule.steps)
+        if (const Json every = *find_flag(name)->get(o); o.given.contains(name) && every > o.schedule.steps)
             add_note(o, fmt::format("--{} {} has no effect in {}", name, json_text(every),
                                     plural(o.schedule.steps, "step")));
     if (o.is_fp8() && o.fp8.until != Fp8Until::kNever && o.fp8.until >= o.schedule.steps && o.schedule.steps >= 0)
@@ -443,7 +442,7 @@ std::vector<OptimizerFlag> ignored_flags(const Options& o) {
         std::replace(optimizers.begin(), optimizers.end(), ',', ' ');
         if (contains(words_in(optimizers), word_of(o.optimizer.kind))) continue;
         const Flag& flag = *find_flag(row.name);
-        const nlohmann::ordered_json value = *flag.get(o);
+        const Json value = *flag.get(o);
         if (value != *flag.get(defaults) && value != *flag.get(Options())) ignored.push_back(row);
     }
     return ignored;

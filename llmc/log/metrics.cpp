@@ -13,9 +13,7 @@
 
 namespace llmc {
 
-using nlohmann::ordered_json;
-
-void put_number(ordered_json& record, const std::string& key, double value) {
+void put_number(Json& record, const std::string& key, double value) {
     if (std::isfinite(value)) {
         record[key] = value;
         return;
@@ -26,8 +24,8 @@ void put_number(ordered_json& record, const std::string& key, double value) {
 
 double ValLoss::perplexity() const { return std::exp(static_cast<double>(loss)); }
 
-ordered_json metrics_json(const StepRecord& r) {
-    ordered_json line;
+Json metrics_json(const StepRecord& r) {
+    Json line;
     line["step"] = r.step;
     put_number(line, "loss", r.loss);
     put_number(line, "lr", r.lr);
@@ -55,7 +53,7 @@ ordered_json metrics_json(const StepRecord& r) {
     }
     if (!r.batch_hash.empty()) line["batch_hash"] = r.batch_hash;
     if (r.spike) {
-        ordered_json limits = ordered_json::object();
+        Json limits = Json::object();
         if (r.spike.loss) put_number(limits, "loss", *r.spike.loss);
         if (r.spike.norm) put_number(limits, "norm", *r.spike.norm);
         line["spike"] = limits;
@@ -68,8 +66,8 @@ ordered_json metrics_json(const StepRecord& r) {
     return line;
 }
 
-ordered_json divergence_json(const DivergenceResult& result) {
-    ordered_json json;
+Json divergence_json(const DivergenceResult& result) {
+    Json json;
     put_number(json, "loss", result.loss);
     put_number(json, "difference", result.difference);
     put_number(json, "difference_error", result.difference_error);
@@ -78,8 +76,8 @@ ordered_json divergence_json(const DivergenceResult& result) {
     return json;
 }
 
-ordered_json metrics_json(const ValRecord& r) {
-    ordered_json line;
+Json metrics_json(const ValRecord& r) {
+    Json line;
     line["step"] = r.step;
     for (const ValLoss& set : r.losses) {
         const std::string suffix = set.name.empty() ? "" : "_" + set.name;
@@ -98,10 +96,10 @@ ordered_json metrics_json(const ValRecord& r) {
 }
 
 // The norms of --signals-every.
-static ordered_json signals_json(const StepRecord& record) {
-    ordered_json signals = ordered_json::array();
+static Json signals_json(const StepRecord& record) {
+    Json signals = Json::array();
     for (const TensorSignal& tensor : record.signals) {
-        ordered_json entry{{"tensor", tensor.tensor}};
+        Json entry{{"tensor", tensor.tensor}};
         put_number(entry, "gradient", tensor.gradient);
         put_number(entry, "weight", tensor.weight);
         put_number(entry, "update", tensor.update);
@@ -111,9 +109,9 @@ static ordered_json signals_json(const StepRecord& record) {
         }
         signals.push_back(entry);
     }
-    ordered_json line{{"step", record.step}, {"signals", signals}};
+    Json line{{"step", record.step}, {"signals", signals}};
     if (record.noise) {
-        line["noise"] = ordered_json::object();
+        line["noise"] = Json::object();
         put_number(line["noise"], "square", record.noise->square);
         put_number(line["noise"], "noise", record.noise->noise);
         put_number(line["noise"], "scale", record.noise->scale());
@@ -152,11 +150,11 @@ void record_end(int64_t step, const std::string& why, RunDirectory& directory) {
 
 void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& directory) {
     const Fp8Saved now = fp8.read_state(stream);
-    ordered_json record{{"step", step}, {"fp8", ordered_json::array()}};
+    Json record{{"step", step}, {"fp8", Json::array()}};
     for (int i = 0; i < fp8.count(); i++) {
         if (fp8.has_left(i / kFp8Roles)) continue;
         const Fp8State& state = now.tensors[i].state;
-        ordered_json tensor{{"tensor", fp8.name(i)}};
+        Json tensor{{"tensor", fp8.name(i)}};
         put_number(tensor, "amax", state.last_amax);
         put_number(tensor, "scale", state.scale);
         tensor["elements"] = state.elements;
@@ -174,7 +172,7 @@ void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, Run
     for (size_t kind = 0; kind < kMemoryKinds; kind++) mine[kind] = device_memory_use(MemoryKind(kind)).peak;
     std::vector<std::array<uint64_t, kMemoryKinds>> all(static_cast<size_t>(comm.world()));
     comm.host_all_gather(all.data(), &mine, sizeof mine);
-    ordered_json memory;
+    Json memory;
     for (size_t kind = 0; kind < kMemoryKinds; kind++) {
         std::vector<uint64_t> peaks;
         for (const auto& rank : all) peaks.push_back(rank[kind]);
@@ -222,7 +220,7 @@ void report_slow_rank(int64_t step, SlowRankWatch::Change change, const SlowestR
     const std::string text =
         begins ? format_slow_rank(step, slowest, where) : fmt::format("step {}: no rank is slow any more", step);
     print_line("{}", text);
-    ordered_json record{{"step", step}, {"slow_rank", nullptr}};
+    Json record{{"step", step}, {"slow_rank", nullptr}};
     if (begins)
         record["slow_rank"] = {{"rank", slowest.rank},
                                {"where", where},
@@ -240,9 +238,9 @@ void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registr
     if (comm.is_main())
         print_line("step {}: {} falls back to BF16: its {} {} in {:.3g} % of its elements, above the limit for {}",
                    step, layer, role, reason, 100.0 * fallback.fraction, plural(fp8.config().fallback.steps, "step"));
-    ordered_json entry{{"layer", layer}, {"tensor", role}, {"reason", reason}};
+    Json entry{{"layer", layer}, {"tensor", role}, {"reason", reason}};
     put_number(entry, "fraction", fallback.fraction);
-    directory.append({{"step", step}, {"fp8_fallback", ordered_json::array({entry})}});
+    directory.append({{"step", step}, {"fp8_fallback", Json::array({entry})}});
 }
 
 void require_fp8_products(const ProductCounts& products, int64_t expected, bool emulation_allowed) {

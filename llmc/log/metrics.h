@@ -2,11 +2,11 @@
 // calls the functions record_*() and report_*(), because some of them collect numbers from all ranks; rank 0 writes.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "llmc/base/json.h"
 #include "llmc/comm/rank_time.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/model/setup.h"
@@ -54,12 +54,12 @@ struct ValRecord {
 
 // Puts a number into a record. JSON has no non-finite numbers: for these the value is null and record["nonfinite"][key]
 // is "nan", "inf" or "-inf". Finite numbers keep all digits of a double, so they read back to the same bits.
-void put_number(nlohmann::ordered_json& record, const std::string& key, double value);
+void put_number(Json& record, const std::string& key, double value);
 
 // Lines of metrics.jsonl.
-nlohmann::ordered_json metrics_json(const StepRecord& record);
-nlohmann::ordered_json metrics_json(const ValRecord& record);
-nlohmann::ordered_json divergence_json(const DivergenceResult& result);
+Json metrics_json(const StepRecord& record);
+Json metrics_json(const ValRecord& record);
+Json divergence_json(const DivergenceResult& result);
 // Lines of main.log. As in llm.c, the step that makes update k has number k-1, and a validation after k updates has
 // number k, so that files of both programs can be plotted together.
 std::string main_log_line(const StepRecord& record);

@@ -11,8 +11,6 @@
 
 namespace llmc {
 
-using nlohmann::ordered_json;
-
 constexpr int64_t kWarmup = 2;       // steps: the first one calibrates FP8, and finds algorithms and clocks
 constexpr int64_t kMostSteps = 100;  // every range is kept in memory until the end
 
@@ -23,7 +21,7 @@ static const char* category(Trace::Kind kind) {
 static double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
 
 // An event that gives a process or one of its lines a name or a place.
-static ordered_json metadata_event(const char* what, int process, size_t line, const ordered_json& arguments) {
+static Json metadata_event(const char* what, int process, size_t line, const Json& arguments) {
     return {{"ph", "M"}, {"pid", process}, {"tid", line}, {"name", what}, {"args", arguments}};
 }
 
@@ -56,8 +54,8 @@ std::string trace_json(const TraceProcess& process, const std::vector<Trace::Ran
     std::map<std::string, size_t> line_numbers{{"host", 0}};
     for (const std::string& line : process.lines) line_numbers.emplace(line, line_numbers.size());
     const int rank = process.rank;
-    std::vector<ordered_json> events = {metadata_event("process_name", rank, 0, {{"name", process.name}}),
-                                        metadata_event("process_sort_index", rank, 0, {{"sort_index", rank}})};
+    std::vector<Json> events = {metadata_event("process_name", rank, 0, {{"name", process.name}}),
+                                metadata_event("process_sort_index", rank, 0, {{"sort_index", rank}})};
     for (const auto& [line, number] : line_numbers) {
         events.push_back(metadata_event("thread_name", rank, number, {{"name", line}}));
         events.push_back(metadata_event("thread_sort_index", rank, number, {{"sort_index", number}}));

@@ -91,8 +91,8 @@ Versions build_and_library_versions() {
     return versions;
 }
 
-nlohmann::ordered_json versions_json() {
-    nlohmann::ordered_json json = {{"train_gpt", version_number()}};
+Json versions_json() {
+    Json json = {{"train_gpt", version_number()}};
     for (const auto& [name, version] : build_and_library_versions()) json[name] = version;
     return json;
 }

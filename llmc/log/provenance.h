@@ -2,11 +2,11 @@
 // weights that the run started from and of the batches that it trained on. Two runs are comparable if these agree.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "llmc/base/json.h"
 #include "llmc/device/runtime.h"
 
 namespace llmc {
@@ -25,7 +25,7 @@ std::string version_number();  // "0.2.0"
 using Versions = std::vector<std::pair<std::string, std::string>>;
 Versions build_and_library_versions();
 // The same and train_gpt's own version, as JSON.
-nlohmann::ordered_json versions_json();
+Json versions_json();
 
 // Formats a library's number: 13010 with {1000, 10} is "13.1". Public for tests.
 std::string dotted_version(int number, const std::vector<int>& units);

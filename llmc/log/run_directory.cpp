@@ -15,14 +15,12 @@
 #include <utility>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 
 namespace llmc {
 
 namespace fs = std::filesystem;
-using nlohmann::ordered_json;
 
 const double process_start = monotonic_seconds();
 
@@ -31,9 +29,9 @@ const double process_start = monotonic_seconds();
                 "cannot write to the run directory {}: {}; choose another with --out", path, std::strerror(error));
 }
 
-ordered_json read_run_json(const std::string& directory) {
+Json read_run_json(const std::string& directory) {
     constexpr InputKind kind = {"description of the run", "the run.json of a run", ExitCode::checkpoint, 16};
-    return read_json_or_null<ordered_json>((fs::path(directory) / "run.json").string(), kind);
+    return read_json_or_null<Json>((fs::path(directory) / "run.json").string(), kind);
 }
 
 double seconds_since_start() { return monotonic_seconds() - process_start; }
@@ -76,10 +74,10 @@ static std::string saved_in(const std::string& checkpoints) {
 }
 
 // True if run.json says that the run was to save checkpoints.
-static bool saves_checkpoints(const ordered_json& run) {
+static bool saves_checkpoints(const Json& run) {
     const auto is_on = [&](const char* flag) {
-        const ordered_json off = 0;
-        const ordered_json value = run.value("config", ordered_json::object()).value(flag, off);
+        const Json off = 0;
+        const Json value = run.value("config", Json::object()).value(flag, off);
         return value.is_number() && value != off;
     };
     return run.is_object() && run.contains("config") && run["config"].is_object() &&
@@ -92,7 +90,7 @@ EarlierRun find_earlier_run(const std::string& directory) {
     if (has_steps(directory + "/main.log", " trl:")) found.steps = "main.log has steps";
     if (has_steps(directory + "/metrics.jsonl", "\"loss\":")) found.steps = "metrics.jsonl has steps";
 
-    const ordered_json run = read_run_json(directory);
+    const Json run = read_run_json(directory);
     const bool is_run = run.is_object() && run.contains("run_id");
     const auto says = [&](bool true_here, const char* text) {
         if (true_here && found.saved.empty()) found.saved = text;
@@ -367,7 +365,7 @@ std::function<void()> RunDirectory::synchronizer() const {
 
 std::string RunDirectory::file(const std::string& name) const { return (fs::path(path_) / name).string(); }
 
-void RunDirectory::update_run_json(const char* what, const std::function<void(ordered_json&)>& change) const {
+void RunDirectory::update_run_json(const char* what, const std::function<void(Json&)>& change) const {
     try {
         auto run = read_run_json(path_);
         if (!run.is_object()) return;
@@ -382,7 +380,7 @@ void RunDirectory::note_checkpoint(int64_t step) {
     if (!active()) return;
     check_lock();
     if (std::exchange(noted_, true)) return;
-    update_run_json("the checkpoint", [step](ordered_json& run) {
+    update_run_json("the checkpoint", [step](Json& run) {
         if (run["first_checkpoint"].is_null()) run["first_checkpoint"] = step;
     });
 }
@@ -390,10 +388,10 @@ void RunDirectory::note_checkpoint(int64_t step) {
 void RunDirectory::note_files(const std::vector<std::string>& names, bool written) {
     if (!active()) return;
     for (const std::string& name : names) wrote_[name] = written ? file_fingerprint(file(name)) : "";
-    update_run_json("its files", [this](ordered_json& run) { run["wrote"] = wrote(); });
+    update_run_json("its files", [this](Json& run) { run["wrote"] = wrote(); });
 }
 
-ordered_json RunDirectory::wrote() const { return wrote_; }
+Json RunDirectory::wrote() const { return wrote_; }
 
 void RunDirectory::remove_weights() const {
     if (is_run_file(path_, "model.safetensors")) ::unlink(file("model.safetensors").c_str());
@@ -418,9 +416,9 @@ void RunDirectory::keep_tokenizer(std::map<std::string, std::string> copies) {
     for (const auto& [name, content] : copies) write_file(file(name), content);
 }
 
-void RunDirectory::append(const ordered_json& record) {
+void RunDirectory::append(const Json& record) {
     if (!active()) return;
-    ordered_json line = record;
+    Json line = record;
     line["time"] = utc_now();
     line["elapsed"] = std::round(1e3 * seconds_since_start()) / 1e3;
     metrics_.append(json_text(line));

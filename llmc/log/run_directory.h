@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
+#include "llmc/base/json.h"
 #include "llmc/log/run_files.h"
 
 namespace llmc {
@@ -17,7 +17,7 @@ double seconds_since_start();
 
 // The run.json in `directory`, or null if there is none or it is not JSON. Throws Error(checkpoint) if it is not a
 // regular file.
-nlohmann::ordered_json read_run_json(const std::string& directory);
+Json read_run_json(const std::string& directory);
 
 // Writes a whole file (write_synced() of files.h). Throws Error(no_resources) if the disk is full, else Error(failure).
 void write_file(const std::string& file, const std::string& text);
@@ -107,7 +107,7 @@ public:
     // For files that other programs write, too, run.json records the fingerprint of the run's own. Call
     // note_files(names, false) before writing them and note_files(names, true) afterwards. Never throws.
     void note_files(const std::vector<std::string>& names, bool written);
-    nlohmann::ordered_json wrote() const;  // the fingerprints by name, for a new run.json
+    Json wrote() const;  // the fingerprints by name, for a new run.json
     // Deletes model.safetensors, unless no run has written it.
     void remove_weights() const;
     // Writes the copies of a tokenizer's files, name and content, and deletes earlier runs' copies. A file that no run
@@ -118,14 +118,14 @@ public:
     // warns if the lock is gone. Never throws.
     void note_checkpoint(int64_t step);
     // Appends a record to metrics.jsonl, with "time" (ISO 8601, UTC) and "elapsed" (seconds_since_start()).
-    void append(const nlohmann::ordered_json& record);
+    void append(const Json& record);
     // Appends a line to main.log.
     void append_main_log(const std::string& line) { main_log_.append(line); }
 
 private:
     void lock();
     void require(const std::function<bool(const RunFile&)>& matters);
-    void update_run_json(const char* what, const std::function<void(nlohmann::ordered_json&)>& change) const;
+    void update_run_json(const char* what, const std::function<void(Json&)>& change) const;
     bool lock_is_lost() const;
     void check_lock();
 

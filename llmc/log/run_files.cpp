@@ -22,7 +22,6 @@
 namespace llmc {
 
 namespace fs = std::filesystem;
-using nlohmann::ordered_json;
 
 namespace {
 
@@ -96,7 +95,7 @@ bool has_content_of(const Row& row, const std::string& directory, const std::str
 Recorded recorded_in(const std::string& directory) {
     Recorded recorded;
     if (!has_content_of(rows()[0], directory, "run.json", recorded)) return recorded;
-    const ordered_json run = read_run_json(directory);
+    const Json run = read_run_json(directory);
     if (!run.is_object()) return recorded;
     recorded.by_earlier_version = !run.contains("wrote");
     if (recorded.by_earlier_version || !run["wrote"].is_object()) return recorded;

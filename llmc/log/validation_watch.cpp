@@ -46,14 +46,13 @@ bool ValidationWatch::forget_losses() {
     return std::exchange(best_, std::nullopt).has_value();
 }
 
-nlohmann::ordered_json ValidationWatch::to_json() const {
-    nlohmann::ordered_json json = {
-        {"since_best", since_best_}, {"since_change", since_change_}, {"rate_factor", rate_factor_}};
+Json ValidationWatch::to_json() const {
+    Json json = {{"since_best", since_best_}, {"since_change", since_change_}, {"rate_factor", rate_factor_}};
     if (best_) json["best"] = *best_;
     return json;
 }
 
-ValidationWatch ValidationWatch::from_json(const nlohmann::ordered_json& json) {
+ValidationWatch ValidationWatch::from_json(const Json& json) {
     ValidationWatch watch;
     if (json.contains("best")) watch.best_ = json.at("best").get<double>();
     watch.since_best_ = json.at("since_best").get<int64_t>();

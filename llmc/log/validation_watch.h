@@ -1,9 +1,10 @@
 // --plateau and --early-stop lower the learning rate, or end the run, if validation losses stop improving.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+
+#include "llmc/base/json.h"
 
 namespace llmc {
 
@@ -32,8 +33,8 @@ public:
     bool forget_losses();
     void forget_rate() { rate_factor_ = 1; }
 
-    nlohmann::ordered_json to_json() const;
-    static ValidationWatch from_json(const nlohmann::ordered_json& json);
+    Json to_json() const;
+    static ValidationWatch from_json(const Json& json);
 
 private:
     std::optional<double> best_;

@@ -7,13 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "llmc/base/json.h"
 #include "llmc/data/tokenizer.h"
 
 namespace llmc {
 
 using nlohmann::json;
-using nlohmann::ordered_json;
 
 // ---- a file --------------------------------------------------------------------------------------------------------
 
@@ -25,7 +23,7 @@ void ModelFields::refuse(const std::string& problem) const {
 }
 
 ModelFields ModelFields::inside(const char* key) const {
-    if (writes()) return ModelFields((*written_)[key] = ordered_json::object());
+    if (writes()) return ModelFields((*written_)[key] = Json::object());
     const json& value = (*read_)[key];
     if (!value.is_object()) refuse(fmt::format("\"{}\" is {}; it must be an object", key, json_text(value)));
     return {value, path_};
@@ -51,7 +49,7 @@ void ModelFields::refuse_others(std::span<const char* const> harmless) const {
                             key, json_text(value)));
 }
 
-void ModelFields::set(const char* key, const ordered_json& value) const {
+void ModelFields::set(const char* key, const Json& value) const {
     known_.insert(key);
     if (writes()) (*written_)[key] = value;
 }
@@ -192,7 +190,7 @@ void rope_fields(const ModelFields& file, RopeConfig& rope, const char* architec
 
 void window_field(const ModelFields& file, ModelConfig& config) {
     const char* const key = "sliding_window";
-    if (file.writes()) return file.set(key, config.short_layers() > 0 ? ordered_json(config.window) : ordered_json());
+    if (file.writes()) return file.set(key, config.short_layers() > 0 ? Json(config.window) : Json());
     file.positive(key, config.window, 4096, 0);
 }
 
@@ -517,8 +515,8 @@ ModelConfig read_model_file(const std::string& path) {
     return config;
 }
 
-ordered_json model_json(const ModelConfig& config) {
-    ordered_json file = ordered_json::object();
+Json model_json(const ModelConfig& config) {
+    Json file = Json::object();
     ModelConfig model = spelled_out(config);
     gpt2_own_fields(ModelFields(file), model);
     if (config.architecture == &kGpt2) return file;
@@ -527,16 +525,16 @@ ordered_json model_json(const ModelConfig& config) {
     return file;
 }
 
-ordered_json hf_model_json(const ModelConfig& config) {
+Json hf_model_json(const ModelConfig& config) {
     const ModelDescription& description = *config.architecture->description;
-    ordered_json file = {{"architectures", {description.hf_class}}, {"model_type", description.hf_type}};
+    Json file = {{"architectures", {description.hf_class}}, {"model_type", description.hf_type}};
     ModelConfig model = spelled_out(config);
     description.fields(ModelFields(file), model);
     return file;
 }
 
 // The fields of the model's own file, with windows spelled out layer by layer, as Hugging Face's files have them.
-static nlohmann::ordered_json comparable(ModelConfig model) {
+static Json comparable(ModelConfig model) {
     std::string layers;
     for (int layer = 0; layer < model.layers; layer++) layers += model.window_of(layer) > 0 ? 'S' : 'L';
     const bool has_windows = layers.find('S') != std::string::npos;
@@ -549,11 +547,11 @@ std::string differences(const ModelConfig& there, const ModelConfig& here) {
     if (there.architecture != here.architecture)
         return fmt::format("the architecture is {}, this model has {}", there.architecture->name,
                            here.architecture->name);
-    nlohmann::ordered_json theirs = comparable(there), ours = comparable(here);
+    Json theirs = comparable(there), ours = comparable(here);
     for (const auto& [name, value] : ours.items()) theirs.emplace(name, nullptr);  // if it has no such field
     std::string text;
     for (const auto& [name, value] : theirs.items()) {
-        const nlohmann::ordered_json mine = ours.value(name, nlohmann::ordered_json());
+        const Json mine = ours.value(name, Json());
         if (value == mine) continue;
         text += fmt::format("{}{} is {}, this model has {}", text.empty() ? "" : "; ", name, json_text(value),
                             json_text(mine));

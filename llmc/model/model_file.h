@@ -2,11 +2,11 @@
 // directions.
 #pragma once
 #include <initializer_list>
-#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <span>
 #include <string>
 
+#include "llmc/base/json.h"
 #include "llmc/model/config.h"
 
 namespace llmc {
@@ -17,9 +17,9 @@ ModelConfig read_model_file(const std::string& path);
 ModelConfig model_from_json(const nlohmann::json& file, const std::string& path);
 
 // Our own fields without the name. GPT-2 has only five of them.
-nlohmann::ordered_json model_json(const ModelConfig& config);
+Json model_json(const ModelConfig& config);
 // config.json, without the fields about weight files and tokens.
-nlohmann::ordered_json hf_model_json(const ModelConfig& config);
+Json hf_model_json(const ModelConfig& config);
 
 // The differences between two models, in the words of our own model files: "layers is 2, this model has 3; vocab is
 // 257, this model has 50257". "" if they are the same.
@@ -32,7 +32,7 @@ public:
     // Reads `json`, which the file at `path` holds.
     ModelFields(const nlohmann::json& json, const std::string& path) : read_(&json), path_(path) {}
     // Writes into `json`.
-    explicit ModelFields(nlohmann::ordered_json& json) : written_(&json) {}
+    explicit ModelFields(Json& json) : written_(&json) {}
 
     bool writes() const { return written_ != nullptr; }
     bool has(const char* key) const;
@@ -51,7 +51,7 @@ public:
     // The same for a field that is read but not written.
     void require(const char* key, std::initializer_list<nlohmann::json> allowed, const char* architecture) const;
     // A field that is written, and may have any value when it is read.
-    void set(const char* key, const nlohmann::ordered_json& value) const;
+    void set(const char* key, const Json& value) const;
 
     // Refuses the first key that has a value, was not read so far, and is not in `harmless`.
     void refuse_others(std::span<const char* const> harmless) const;
@@ -63,7 +63,7 @@ private:
 
     mutable std::set<std::string> known_;  // keys that were asked for
     const nlohmann::json* read_ = nullptr;
-    nlohmann::ordered_json* written_ = nullptr;
+    Json* written_ = nullptr;
     const std::string path_ = {};
 };
 

@@ -212,7 +212,7 @@ std::string describe_scaling(const PlannedRun& run, const std::vector<ScalingPoi
 
 std::string scaling_json(const PlannedRun& run, const std::vector<ScalingPoint>& points) {
     const TrainerConfig& config = run.config;
-    nlohmann::ordered_json json = {
+    Json json = {
         {"predicted", true},
         {"model", {{"name", config.model.name}, {"parameters", config.model.parameters()}}},
         {"card", run.gpu.match},
@@ -225,7 +225,7 @@ std::string scaling_json(const PlannedRun& run, const std::vector<ScalingPoint>&
         {"link_bytes_per_s", CardRates(run.gpu, run.measured).all_gather_gbs * 1e9},
         {"nic_bytes_per_s", kNicRate},
         {"node_gpus", kNodeGpus},
-        {"points", nlohmann::ordered_json::array()},
+        {"points", Json::array()},
     };
     for (const ScalingPoint& p : points)
         json["points"].push_back({{"gpus", p.gpus},

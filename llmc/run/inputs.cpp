@@ -263,12 +263,11 @@ InputFingerprints Inputs::fingerprints(const Options& o) const {
     return all;
 }
 
-nlohmann::ordered_json Inputs::facts(const Options& o) const {
+Json Inputs::facts(const Options& o) const {
     // The mark in front tells it from that of earlier versions.
-    nlohmann::ordered_json facts = {
-        {"fingerprint", "blocks:" + fingerprint_text(order->fingerprint(train->fingerprint()))},
-        {"tokens", train->total_tokens()},
-        {"end_token", o.end_token}};
+    Json facts = {{"fingerprint", "blocks:" + fingerprint_text(order->fingerprint(train->fingerprint()))},
+                  {"tokens", train->total_tokens()},
+                  {"end_token", o.end_token}};
     if (train->sidecar().tokenizer_hash) facts["tokenizer_hash"] = *train->sidecar().tokenizer_hash;
     if (!val.empty() && o.val_batches != 0) {
         const ShardSet& set = *val[0].second;

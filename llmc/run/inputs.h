@@ -2,12 +2,12 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "llmc/base/json.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/data/choices.h"
 #include "llmc/data/order.h"
@@ -73,7 +73,7 @@ struct Inputs {
     //   end_token       that begins documents
     //   tokenizer_hash  of the training data
     //   validation      fingerprint of the first validation set, and how many of its tokens a validation scores
-    nlohmann::ordered_json facts(const Options& options) const;
+    Json facts(const Options& options) const;
     // The fingerprint of checkpoints of earlier versions, which has another form.
     std::string earlier_fingerprint() const;
     // Copies the tokenizer's table and its tokenizer.json into the run directory, so that samples and exports need

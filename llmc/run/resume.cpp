@@ -24,7 +24,6 @@ namespace llmc {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 // Refuses to resume. The message is fmt::format(format, values...).
 template <class... Values>

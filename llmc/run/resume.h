@@ -1,11 +1,11 @@
 // The checkpoint that --resume asks for, compared with the flags, and the weights of a run, a new run's as well.
 #pragma once
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/run/start.h"
 #include "llmc/train/state.h"
@@ -13,8 +13,7 @@
 namespace llmc {
 
 // `facts`: Inputs::facts() when the run began.
-nlohmann::ordered_json position_json(const RunPosition& position, const Options& options, const Inputs& inputs,
-                                     const nlohmann::ordered_json& facts);
+Json position_json(const RunPosition& position, const Options& options, const Inputs& inputs, const Json& facts);
 
 // The answer of a resumed run to a setting or an input that differs from that of the checkpoint's run.
 enum class OnChange {
@@ -33,7 +32,7 @@ const ResumeRule& resume_rule(const std::string& name);
 
 // The word of Options::kernels_in_use for the "kernels" of an earlier run; "" if it named none. Earlier versions listed
 // kernels.
-std::string kernels_in_use(const nlohmann::ordered_json& of_run);
+std::string kernels_in_use(const Json& of_run);
 
 struct Resumed {
     std::unique_ptr<CheckpointReader> checkpoint;

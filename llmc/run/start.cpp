@@ -14,27 +14,26 @@
 
 namespace llmc {
 
-using nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 void write_run_json(const RunDirectory& directory, const Options& options, const RunFacts& facts) {
     if (!directory.active()) return;
     const ModelConfig& m = options.model;
-    const ordered_json start = {{"date", utc_now()},
-                                {"command", options.command_line},
-                                {"world", facts.world},
-                                {"device", facts.device},
-                                {"kernels", options.kernels_in_use},
-                                {"versions", versions_json()},
-                                {"weights_hash", facts.weights_hash},
-                                {"tuning", *facts.tuning},
-                                {"products", *facts.products}};
+    const Json start = {{"date", utc_now()},
+                        {"command", options.command_line},
+                        {"world", facts.world},
+                        {"device", facts.device},
+                        {"kernels", options.kernels_in_use},
+                        {"versions", versions_json()},
+                        {"weights_hash", facts.weights_hash},
+                        {"tuning", *facts.tuning},
+                        {"products", *facts.products}};
     const std::string path = directory.file("run.json");
-    ordered_json run;
+    Json run;
     if (facts.resumed_at >= 0 && fs::exists(path)) {
         run = read_run_json(directory.path());
-        if (!run.is_object()) run = ordered_json::object();
-        if (!run["resumed"].is_array()) run["resumed"] = ordered_json::array();  // missing, or somebody edited it
+        if (!run.is_object()) run = Json::object();
+        if (!run["resumed"].is_array()) run["resumed"] = Json::array();  // missing, or somebody edited it
         run["resumed"].push_back(start);
         run["resumed"].back()["step"] = facts.resumed_at;
         if (run["first_checkpoint"].is_null()) run["first_checkpoint"] = facts.resumed_at;
@@ -50,7 +49,7 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
         run["micro_steps"] = options.micro_steps;
         run["wrote"] = directory.wrote();
     }
-    run["config"] = parse_json<ordered_json>(config_json(options));
+    run["config"] = parse_json<Json>(config_json(options));
     write_file(path, json_text(run, 2) + "\n");
 }
 
@@ -67,7 +66,7 @@ void prepare_directory(RunDirectory& directory, const Options& o, const Inputs& 
 }
 
 template <class Real>
-void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Options& o, const ordered_json& tuning,
+void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Options& o, const Json& tuning,
                    const Ranks& ranks, const RunPosition& position) {
     if (o.out.empty()) return;
     const std::string weights =
@@ -85,12 +84,12 @@ void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Option
     }
     write_run_json(directory, o,
                    {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved, tuning,
-                    ordered_json(trainer.config().products)});
+                    Json(trainer.config().products)});
 }
 
-template void begin_records(RunDirectory&, Trainer<float>&, const Options&, const ordered_json&, const Ranks&,
+template void begin_records(RunDirectory&, Trainer<float>&, const Options&, const Json&, const Ranks&,
                             const RunPosition&);
-template void begin_records(RunDirectory&, Trainer<bf16>&, const Options&, const ordered_json&, const Ranks&,
+template void begin_records(RunDirectory&, Trainer<bf16>&, const Options&, const Json&, const Ranks&,
                             const RunPosition&);
 
 }  // namespace llmc

@@ -1,7 +1,6 @@
 // The position of a run, and the preparation of its directory and records.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -39,8 +38,8 @@ void prepare_directory(RunDirectory& directory, const Options& options, const In
 // resumed one, cuts metrics.jsonl and main.log to their lengths at that time, and writes run.json with `tuning`. A
 // collective.
 template <class Real>
-void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Options& options,
-                   const nlohmann::ordered_json& tuning, const Ranks& ranks, const RunPosition& position);
+void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Options& options, const Json& tuning,
+                   const Ranks& ranks, const RunPosition& position);
 
 // The contents of run.json besides the options.
 struct RunFacts {

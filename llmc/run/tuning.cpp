@@ -13,8 +13,6 @@
 
 namespace llmc {
 
-using Json = nlohmann::ordered_json;
-
 // The algorithms of the checkpoint's run, if the library has the same version. Earlier versions stored an object for
 // each matmul instead of the algorithm's text.
 static ProductChoices products_of(const Resumed* resumed, const Comm& comm) {

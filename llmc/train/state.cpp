@@ -16,8 +16,6 @@
 namespace llmc {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 [[noreturn]] void fail(const std::string& problem) {
     throw Error(ExitCode::checkpoint, std::string(kManifestName) + ": its \"state\" " + problem);
 }

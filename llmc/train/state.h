@@ -4,10 +4,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/fp8/registry.h"
 #include "llmc/optim/state.h"
@@ -26,9 +26,9 @@ struct TrainerState {
 };
 
 // Floats keep all their bits. Infinities and NaN become text.
-nlohmann::ordered_json state_json(const TrainerState& state);
+Json state_json(const TrainerState& state);
 // Throws Error(checkpoint) that names a field that is missing or of the wrong type.
-TrainerState state_from_json(const nlohmann::ordered_json& json);
+TrainerState state_from_json(const Json& json);
 
 // A slice of the state with its values on the device.
 struct DeviceSlice {
