@@ -18,7 +18,6 @@
 #include <utility>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/error.h"
 
 namespace llmc {
 

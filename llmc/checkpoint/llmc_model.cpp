@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <filesystem>
 
 #include "llmc/data/shards.h"

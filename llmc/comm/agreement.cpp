@@ -2,7 +2,6 @@
 #include "llmc/comm/agreement.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <sstream>

@@ -2,7 +2,6 @@
 #include "llmc/comm/launch.h"
 
 #include <cstdlib>
-#include <cstring>
 #include <optional>
 
 namespace llmc {

@@ -15,7 +15,6 @@
 #include <dlfcn.h>
 #include <nccl.h>
 
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <numeric>

@@ -23,7 +23,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <type_traits>
-#include <utility>
 
 #include "llmc/base/json.h"
 #include "llmc/device/math.cuh"

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <string_view>
 #include <unordered_set>
 
 #include "llmc/base/files.h"

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
 #include "llmc/flags/flags.h"
 #include "llmc/model/config.h"

@@ -2,7 +2,6 @@
 // build: per device, addresses, fuzzed
 #include "llmc/flags/options.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 

@@ -8,7 +8,6 @@
 #include "llmc/linear/matmul.h"
 
 #if LLMC_CUDA
-#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <map>

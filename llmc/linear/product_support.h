@@ -2,7 +2,6 @@
 // and the choice among the algorithms that it proposes. This code needs no CUDA, so that it is tested without a GPU.
 #pragma once
 #include <cstddef>
-#include <cstdint>
 #include <string>
 
 #include "llmc/linear/matmul.h"

@@ -7,7 +7,6 @@
 #include <xxhash.h>
 
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "llmc/comm/agreement.h"
 #include "llmc/device/transfer.h"

@@ -1,7 +1,6 @@
 // The table of a run directory's files, and the deletions and moves that follow from it.
 #include "llmc/log/run_files.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +14,6 @@
 #include <regex>
 
 #include "llmc/base/text.h"
-#include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/log/run_directory.h"
 

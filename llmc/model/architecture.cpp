@@ -1,7 +1,6 @@
 // Fills the table of a model's tensors, and says how each is initialised.
 #include "llmc/model/architecture.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "llmc/kernels/initial_values.h"

@@ -1,8 +1,6 @@
 // Chooses the kernels of a norm: plain, or with a cast to FP8. Copies the blocks' inputs to the host and back.
 #include "llmc/model/block.h"
 
-#include <algorithm>
-
 namespace llmc {
 
 template <class Real>

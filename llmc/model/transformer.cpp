@@ -1,7 +1,6 @@
 // The flow of a transformer: embedding, blocks, head and loss, and back. See transformer.h.
 #include "llmc/model/transformer.h"
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <utility>

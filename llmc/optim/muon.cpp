@@ -2,7 +2,6 @@
 #include "llmc/optim/muon.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 namespace llmc {

@@ -1,8 +1,6 @@
 // Plans, allocates and finds the optimizer's moments, and copies slices of offloaded state to the device and back.
 #include "llmc/optim/state.h"
 
-#include <algorithm>
-
 namespace llmc {
 
 size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> regions, StateFormat format) {

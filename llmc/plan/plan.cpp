@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <vector>
 
 #include "llmc/log/progress.h"
 

@@ -1,7 +1,6 @@
 // Builds manifests, and starts and reports saves.
 #include "llmc/run/checkpoints.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/clock.h"

@@ -13,7 +13,6 @@
 #include "llmc/log/metrics.h"
 #include "llmc/model/sampler.h"
 #include "llmc/run/inputs.h"
-#include "llmc/run/ranks.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

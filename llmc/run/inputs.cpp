@@ -7,7 +7,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <utility>
 
 #include "llmc/checkpoint/manifest.h"  // checksum
 #include "llmc/checkpoint/weight_source.h"

@@ -11,7 +11,6 @@
 
 #include "llmc/base/clock.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
-#include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/checkpoint/weight_source.h"
 #include "llmc/flags/flags.h"
 #include "llmc/log/provenance.h"

@@ -1,8 +1,6 @@
 // The ring of pinned slots through which the results of steps reach the host.
 #include "llmc/train/step_results.h"
 
-#include <utility>
-
 namespace llmc {
 
 StepResults::StepResults(PeerWaits& waits) : waits_(waits) {

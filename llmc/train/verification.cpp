@@ -2,7 +2,6 @@
 // verification.h.
 #include "llmc/train/verification.h"
 
-#include <algorithm>
 #include <map>
 
 #include "llmc/comm/agreement.h"

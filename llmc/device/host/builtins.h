@@ -1,7 +1,6 @@
 // CUDA's keywords and built-in functions for the host device: those that the project's kernels use. A kernel that needs
 // another one adds it here. __shared__ is left out on purpose: LLMC_SHARED arrays can be poisoned, bounded and counted.
 #pragma once
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 

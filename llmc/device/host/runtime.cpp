@@ -18,11 +18,9 @@
 #include <memory>
 #include <random>
 #include <thread>
-#include <vector>
 
 #include "llmc/base/clock.h"
 #include "llmc/device/memory_ledger.h"
-#include "llmc/device/runtime.h"
 #include "llmc/device/vector.cuh"
 
 namespace llmc::host {

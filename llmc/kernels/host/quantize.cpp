@@ -3,7 +3,6 @@
 #include "llmc/kernels/host/quantize.h"
 
 #include "llmc/kernels/host/loops.h"
-#include "llmc/kernels/host/vectors.h"
 #include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
