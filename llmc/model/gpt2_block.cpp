@@ -15,15 +15,40 @@ namespace {
 template <class Real>
 class Gpt2Block : public DecoderBlock<Real> {
 public:
-    Gpt2Block(ModelContext<Real>& context, int layer);
-    static size_t scratch(const ModelConfig& config, int B, int T);
+    Gpt2Block(ModelContext<Real>& context, int layer) : Base(context, layer, /*activation_in_place=*/true) {}
+    static size_t scratch(const ModelConfig& config, int B, int T) {
+        const int N = B * T, C = config.channels;
+        return std::max({Norm<Real>::scratch(N, C), activation_scratch(N, 4 * C), bias_gradient_scratch(N, 3 * C),
+                         quantize_scratch(N, 4 * C), attention_backward_fp8_scratch(B, T, config.attention_heads(0))});
+    }
 
 private:
     using Base = DecoderBlock<Real>;
     using Base::dbranch_, Base::dhidden_, Base::heads_, Base::qkv_, Base::qkv_out_;
 
-    void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override;
-    Gradient<Real> attend_backward(const Pass& pass) override;
+    void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override {
+        qkv_.forward(qkv_out_ + static_cast<size_t>(first) * heads_.qkv_width(), normed, pass);
+    }
+    Gradient<Real> attend_backward(const Pass& pass) override {
+        if constexpr (kCanBeFp8<Real>) {
+            Gradient<Real> dqkv = qkv_.gradient_target(pass);
+            if (dqkv.casts_at_once() && Base::attention_casts(pass)) {
+                std::visit(
+                    [&](const auto& codes) {
+                        attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,
+                                               this->attention_, this->attention_low_, this->lse_, pass.B, pass.T,
+                                               heads_, pass.accumulate, dqkv.cast_pass, pass.tickets, pass.stream,
+                                               pass.documents);
+                    },
+                    dqkv.codes);
+                dqkv.bias_done = true;
+                qkv_.accept(dqkv, pass);
+                return dqkv;
+            }
+        }
+        this->attention_backward_to_hidden(pass);
+        return {dhidden_};
+    }
 };
 
 ModelTable gpt2_table(const ModelConfig& config) {
@@ -57,43 +82,6 @@ ModelTable gpt2_table(const ModelConfig& config) {
         {"lnf.bias", "transformer.ln_f.bias", C, 0, Init::zeros},
     };
     return table;
-}
-
-template <class Real>
-Gpt2Block<Real>::Gpt2Block(ModelContext<Real>& context, int layer)
-    : Base(context, layer, /*activation_in_place=*/true) {}
-
-template <class Real>
-size_t Gpt2Block<Real>::scratch(const ModelConfig& config, int B, int T) {
-    const int N = B * T, C = config.channels;
-    return std::max({Norm<Real>::scratch(N, C), activation_scratch(N, 4 * C), bias_gradient_scratch(N, 3 * C),
-                     quantize_scratch(N, 4 * C), attention_backward_fp8_scratch(B, T, config.attention_heads(0))});
-}
-
-template <class Real>
-void Gpt2Block<Real>::make_qkv(const Operand<Real>& normed, int first, const Pass& pass) {
-    qkv_.forward(qkv_out_ + static_cast<size_t>(first) * heads_.qkv_width(), normed, pass);
-}
-
-template <class Real>
-Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
-    if constexpr (kCanBeFp8<Real>) {
-        Gradient<Real> dqkv = qkv_.gradient_target(pass);
-        if (dqkv.casts_at_once() && Base::attention_casts(pass)) {
-            std::visit(
-                [&](const auto& codes) {
-                    attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,
-                                           this->attention_, this->attention_low_, this->lse_, pass.B, pass.T, heads_,
-                                           pass.accumulate, dqkv.cast_pass, pass.tickets, pass.stream, pass.documents);
-                },
-                dqkv.codes);
-            dqkv.bias_done = true;
-            qkv_.accept(dqkv, pass);
-            return dqkv;
-        }
-    }
-    this->attention_backward_to_hidden(pass);
-    return {dhidden_};
 }
 
 }  // namespace

@@ -14,23 +14,80 @@
 namespace llmc {
 namespace {
 
+// Text is generated in pieces. The last one may reach past the context by less than a piece.
+constexpr int kMostPiece = 128;
+
 template <class Real>
 class LlamaBlock : public DecoderBlock<Real> {
 public:
-    LlamaBlock(ModelContext<Real>& context, int layer);
-    static size_t scratch(const ModelConfig& config, int B, int T);
+    LlamaBlock(ModelContext<Real>& c, int layer)
+        : Base(c, layer, /*activation_in_place=*/false),
+          has_qk_norm_(c.setup.model.table().qk_norm),
+          positions_(std::min(setup_.N(), c.setup.model.context + kMostPiece)),
+          weights_(c.weights),
+          gradients_(c.gradients),
+          query_gain_(c.weights.table().look_up(block_prefix(layer) + "q_norm.weight")),
+          key_gain_(c.weights.table().look_up(block_prefix(layer) + "k_norm.weight")) {
+        const size_t qkv = qkv_.shape().OC;
+        if (has_qk_norm_) c.plan(this->keeps_rows(), "unrotated", &unrotated_, c.N() * qkv);
+        const size_t angles = static_cast<size_t>(positions_) * static_cast<size_t>(heads_.HD / 2);
+        c.constants.plan_shared("rope cos", &cos_, angles);
+        c.constants.plan_shared("rope sin", &sin_, angles);
+    }
+    static size_t scratch(const ModelConfig& config, int B, int T) {
+        const int N = B * T;
+        const int widest = std::max({config.channels, config.qkv_channels(), 2 * config.mlp_channels()});
+        const size_t bias = config.architecture == &kQwen2 ? bias_gradient_scratch(N, config.qkv_channels()) : 0;
+        return std::max({Norm<Real>::scratch(N, config.channels), quantize_scratch(N, widest), bias,
+                         qk_norm_backward_scratch(N, config.attention_heads(0))});
+    }
 
-    void allocated(stream_t stream) override;
+    // Computes the rotary angles, which all blocks share.
+    void allocated(stream_t stream) override {
+        if (layer_ > 0) return;
+        const RopeConfig& rope = setup_.model.rope;
+        const RopeScaling scaling{static_cast<float>(rope.factor), static_cast<float>(rope.low_freq),
+                                  static_cast<float>(rope.high_freq), rope.old_context};
+        const RopeValues values = rope_values(static_cast<float>(rope.theta), scaling, heads_.HD, positions_);
+        write_through(cos_, values.cos.data(), values.cos.size(), stream);
+        write_through(sin_, values.sin.data(), values.sin.size(), stream);
+        synchronize(stream);  // `values` ends here
+    }
 
 private:
     using Base = DecoderBlock<Real>;
     using Base::dhidden_, Base::heads_, Base::layer_, Base::qkv_, Base::qkv_out_, Base::setup_;
     using Place = std::optional<ParameterTable::Place>;
 
-    void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override;
-    Gradient<Real> attend_backward(const Pass& pass) override;
-    void rotate_back(const Pass& pass);
-    QkGains<const Real> gains() const;
+    void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override {
+        const size_t begin = static_cast<size_t>(first) * heads_.qkv_width();
+        Real* const out = qkv_out_ + begin;
+        if (!has_qk_norm_) {
+            qkv_.forward(out, normed, pass);
+            return rope_forward(out, rope(), first, pass.N, pass.T, heads_, pass.stream);
+        }
+        qkv_.forward(unrotated_ + begin, normed, pass);
+        qk_norm_rope_forward<Real>(out, unrotated_ + begin, gains(), rope(), first, pass.N, pass.T, heads_,
+                                   static_cast<float>(setup_.model.norm_eps), pass.stream);
+    }
+    Gradient<Real> attend_backward(const Pass& pass) override {
+        this->attention_backward_to_hidden(pass);
+        rotate_back(pass);
+        return {dhidden_};
+    }
+    // Turns dhidden_ in place from the gradient of attention's input into the gradient of qkv's output.
+    void rotate_back(const Pass& pass) {
+        if (!has_qk_norm_) return rope_backward(dhidden_, rope(), 0, pass.N, pass.T, heads_, pass.stream);
+        QkGains<float> dgains{nullptr, nullptr};
+        if (query_gain_) dgains = {gradients_.gradient(*query_gain_), gradients_.gradient(*key_gain_)};
+        qk_norm_rope_backward<Real>(dhidden_, dgains, query_gain_ ? pass.scratch : nullptr, unrotated_, gains(), rope(),
+                                    0, pass.N, pass.T, heads_, static_cast<float>(setup_.model.norm_eps),
+                                    pass.accumulate, pass.stream);
+    }
+    QkGains<const Real> gains() const {
+        if (!query_gain_) return {nullptr, nullptr};
+        return {weights_.weight(*query_gain_), weights_.weight(*key_gain_)};
+    }
     RopeTable rope() const { return {cos_, sin_, positions_}; }
 
     const bool has_qk_norm_;
@@ -122,84 +179,6 @@ ModelTable nano_table(const ModelConfig& config) {
     table.qk_norm = table.embedding_norm = true;
     table.activation = Activation::relu2;
     return table;
-}
-
-// Text is generated in pieces. The last one may reach past the context by less than a piece.
-constexpr int kMostPiece = 128;
-
-template <class Real>
-LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
-    : Base(c, layer, /*activation_in_place=*/false),
-      has_qk_norm_(c.setup.model.table().qk_norm),
-      positions_(std::min(setup_.N(), c.setup.model.context + kMostPiece)),
-      weights_(c.weights),
-      gradients_(c.gradients),
-      query_gain_(c.weights.table().look_up(block_prefix(layer) + "q_norm.weight")),
-      key_gain_(c.weights.table().look_up(block_prefix(layer) + "k_norm.weight")) {
-    const size_t qkv = qkv_.shape().OC;
-    if (has_qk_norm_) c.plan(this->keeps_rows(), "unrotated", &unrotated_, c.N() * qkv);
-    const size_t angles = static_cast<size_t>(positions_) * static_cast<size_t>(heads_.HD / 2);
-    c.constants.plan_shared("rope cos", &cos_, angles);
-    c.constants.plan_shared("rope sin", &sin_, angles);
-}
-
-template <class Real>
-size_t LlamaBlock<Real>::scratch(const ModelConfig& config, int B, int T) {
-    const int N = B * T;
-    const int widest = std::max({config.channels, config.qkv_channels(), 2 * config.mlp_channels()});
-    const size_t bias = config.architecture == &kQwen2 ? bias_gradient_scratch(N, config.qkv_channels()) : 0;
-    return std::max({Norm<Real>::scratch(N, config.channels), quantize_scratch(N, widest), bias,
-                     qk_norm_backward_scratch(N, config.attention_heads(0))});
-}
-
-// Computes the rotary angles, which all blocks share.
-template <class Real>
-void LlamaBlock<Real>::allocated(stream_t stream) {
-    if (layer_ > 0) return;
-    const RopeConfig& rope = setup_.model.rope;
-    const RopeScaling scaling{static_cast<float>(rope.factor), static_cast<float>(rope.low_freq),
-                              static_cast<float>(rope.high_freq), rope.old_context};
-    const RopeValues values = rope_values(static_cast<float>(rope.theta), scaling, heads_.HD, positions_);
-    write_through(cos_, values.cos.data(), values.cos.size(), stream);
-    write_through(sin_, values.sin.data(), values.sin.size(), stream);
-    synchronize(stream);  // `values` ends here
-}
-
-template <class Real>
-void LlamaBlock<Real>::make_qkv(const Operand<Real>& normed, int first, const Pass& pass) {
-    const size_t begin = static_cast<size_t>(first) * heads_.qkv_width();
-    Real* const out = qkv_out_ + begin;
-    if (!has_qk_norm_) {
-        qkv_.forward(out, normed, pass);
-        return rope_forward(out, rope(), first, pass.N, pass.T, heads_, pass.stream);
-    }
-    qkv_.forward(unrotated_ + begin, normed, pass);
-    qk_norm_rope_forward<Real>(out, unrotated_ + begin, gains(), rope(), first, pass.N, pass.T, heads_,
-                               static_cast<float>(setup_.model.norm_eps), pass.stream);
-}
-
-template <class Real>
-QkGains<const Real> LlamaBlock<Real>::gains() const {
-    if (!query_gain_) return {nullptr, nullptr};
-    return {weights_.weight(*query_gain_), weights_.weight(*key_gain_)};
-}
-
-template <class Real>
-Gradient<Real> LlamaBlock<Real>::attend_backward(const Pass& pass) {
-    this->attention_backward_to_hidden(pass);
-    rotate_back(pass);
-    return {dhidden_};
-}
-
-// Turns dhidden_ in place from the gradient of attention's input into the gradient of qkv's output.
-template <class Real>
-void LlamaBlock<Real>::rotate_back(const Pass& pass) {
-    if (!has_qk_norm_) return rope_backward(dhidden_, rope(), 0, pass.N, pass.T, heads_, pass.stream);
-    QkGains<float> dgains{nullptr, nullptr};
-    if (query_gain_) dgains = {gradients_.gradient(*query_gain_), gradients_.gradient(*key_gain_)};
-    qk_norm_rope_backward<Real>(dhidden_, dgains, query_gain_ ? pass.scratch : nullptr, unrotated_, gains(), rope(), 0,
-                                pass.N, pass.T, heads_, static_cast<float>(setup_.model.norm_eps), pass.accumulate,
-                                pass.stream);
 }
 
 }  // namespace
