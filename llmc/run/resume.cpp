@@ -450,7 +450,7 @@ static void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed
 
 template <class Real>
 void decay(Trainer<Real>& trainer, const Options& o, const Decay& decay) {
-    trainer.decay(decay.from, decay.until);
+    trainer.optimizer().decay(decay.from, decay.until);
     if (trainer.fp8() && o.fp8_until.is_percentage)
         trainer.fp8()->leave_after(std::max(o.fp8_until.step(decay.until), decay.from + 1));
 }
@@ -470,7 +470,7 @@ template <class Real>
 RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
     if (resumed) {
         restore(trainer, ranks, *resumed);
-        if (o.plateau != PlateauRule{}) trainer.scale_rate(resumed->position.watch.rate_factor());
+        if (o.plateau != PlateauRule{}) trainer.optimizer().scale_rate(resumed->position.watch.rate_factor());
         if (resumed->position.decay.has_begun()) decay(trainer, o, resumed->position.decay);
         resumed->checkpoint.reset();  // closes its files, which may have to be deleted
         return resumed->position;

@@ -288,7 +288,7 @@ bool Run<Real>::validate() {
     const ValidationWatch::Verdict verdict =
         position_.watch.observe(record->losses[0].loss, options_.plateau, options_.early_stop);
     report_verdict(step, verdict, position_.watch, directory_, comm_);
-    if (verdict == ValidationWatch::Verdict::lower_rate) trainer_.scale_rate(position_.watch.rate_factor());
+    if (verdict == ValidationWatch::Verdict::lower_rate) trainer_.optimizer().scale_rate(position_.watch.rate_factor());
     if (verdict == ValidationWatch::Verdict::stop) last_step_ = step;
     return true;
 }

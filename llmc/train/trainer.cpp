@@ -31,11 +31,6 @@ constexpr size_t kPiece = size_t{4} << 20;  // elements read into host memory at
 // Name in the state of a rank's residuals: what its gradient casts have lost, unit after unit.
 static std::string residuals_of(int rank) { return fmt::format("gradients.{}", rank); }
 
-// Writes values to the part, from its element `at` on.
-static void write_values(const DeviceSlice& part, size_t at, const std::vector<float>& values, stream_t stream) {
-    write_state(part.values.from(at), values.data(), values.size(), stream);
-}
-
 // Calls write(at, values) with all values of the slice, kPiece elements at a time.
 template <class ReadState, class Write>
 static void read_in_pieces(const StateSlice& slice, const ReadState& read, Write&& write) {
@@ -45,6 +40,13 @@ static void read_in_pieces(const StateSlice& slice, const ReadState& read, Write
         read(slice.tensor, slice.part, slice.start + at, values.size(), values.data());
         write(at, values);
     }
+}
+
+template <class ReadState>
+static void read_part(const DeviceSlice& part, const ReadState& read, stream_t stream) {
+    read_in_pieces(part.slice, read, [&](size_t at, const std::vector<float>& values) {
+        write_state(part.values.from(at), values.data(), values.size(), stream);
+    });
 }
 
 template <class Real>
@@ -128,12 +130,6 @@ void Trainer<Real>::allocate() {
     if (verification_) verification_->allocate();
     if (signals_) signals_->allocate();
     matmul_.allocate();  // last, because it can work with less
-}
-
-template <class Real>
-void Trainer<Real>::initialize(uint64_t seed) {
-    model_.initialize(seed, stream_);
-    weights_are_set();
 }
 
 template <class Real>
@@ -319,9 +315,7 @@ void Trainer<Real>::restore_residuals(const TrainerState& state, const ReadState
     if (!residuals) return;
     set_bytes(residuals, 0, table_.count() * sizeof(bf16), stream_);
     if (state.residuals != comm_.world()) return;
-    const DeviceSlice part{{residuals_of(comm_.rank()), "residual", 0, table_.count(), "BF16"}, residuals};
-    read_in_pieces(part.slice, read,
-                   [&](size_t at, const std::vector<float>& values) { write_values(part, at, values, stream_); });
+    read_part({{residuals_of(comm_.rank()), "residual", 0, table_.count(), "BF16"}, residuals}, read, stream_);
 }
 
 template <class Real>
@@ -330,19 +324,14 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
     for_each_state(*this, &ShardLayout::slice,
                    [&](size_t unit, const ParameterTensor& tensor, const DeviceSlice& part) {
                        if (part.slice.part == "average" && !has_average) return;
+                       if (part.slice.part != "master") return read_part(part, read, stream_);
                        const size_t begin = tensor.offset + part.slice.start;
                        read_in_pieces(part.slice, read, [&](size_t at, const std::vector<float>& values) {
-                           if (part.slice.part == "master")
-                               weights_.set_master(unit, begin + at, values.data(), values.size(), stream_);
-                           else
-                               write_values(part, at, values, stream_);
+                           weights_.set_master(unit, begin + at, values.data(), values.size(), stream_);
                        });
                    });
     for (const DeviceSlice& part : second_moments())
-        if (part.values.values)
-            read_in_pieces(part.slice, read, [&](size_t at, const std::vector<float>& values) {
-                write_values(part, at, values, stream_);
-            });
+        if (part.values.values) read_part(part, read, stream_);
     restore_residuals(state, read);
     step_ = state.step;
     optimizer_.restore(state.optimizer, stream_);
@@ -356,19 +345,6 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
     // FP8 scales of gradients are valid only for the loss scale with which they were computed.
     const bool same_scale = read_back(optimizer_.loss_scale(), stream_) == state.optimizer.loss_scale;
     return same_scale && state.fp8 && fp8()->restore(*state.fp8, stream_);
-}
-
-template <class Real>
-void Trainer<Real>::begin_validation() {
-    if (!validation_model_) return;
-    validation_model_->begin(stream_);
-    evaluated_ = &validation_model_->model();
-}
-
-template <class Real>
-void Trainer<Real>::end_validation() {
-    if (validation_model_) validation_model_->end(stream_);
-    evaluated_ = &model_;
 }
 
 template <class Real>

@@ -61,7 +61,10 @@ public:
 
     // Between two steps, around the evaluations of a validation.
     void begin(stream_t stream);
-    void end(stream_t stream);
+    void end(stream_t stream) {
+        weights_.wait_for_gathers(stream);
+        gradients_.clear(stream);
+    }
 
 private:
     const ModelSetup setup_;
@@ -98,7 +101,10 @@ public:
 
     // Every rank sets and gets the same values; wte may come without its padded rows. Call weights_are_set() after the
     // last set_weight().
-    void initialize(uint64_t seed);
+    void initialize(uint64_t seed) {
+        model_.initialize(seed, stream_);
+        weights_are_set();
+    }
     void set_weight(const std::string& name, const std::vector<float>& values);
     void weights_are_set();
     std::vector<float> get_weight(const std::string& name) const;
@@ -116,9 +122,6 @@ public:
     // the layers that left FP8.
     std::vector<Fp8Fallback> finish_step();
     int64_t steps() const { return step_; }  // finished so far
-    // Changes of the schedule; see Optimizer.
-    void scale_rate(double factor) { optimizer_.scale_rate(factor); }
-    void decay(int64_t from, int64_t until) { optimizer_.decay(from, until); }
 
     // ---- results ----
 
@@ -136,8 +139,12 @@ public:
     // Between two steps: evaluates in the precision of validation during the lifetime of the object that it returns.
     // Otherwise evaluation is in the run's.
     [[nodiscard]] auto validation() {
-        begin_validation();
-        return AtScopeEnd([this] { end_validation(); });
+        if (validation_model_) validation_model_->begin(stream_);
+        if (validation_model_) evaluated_ = &validation_model_->model();
+        return AtScopeEnd([this] {
+            if (validation_model_) validation_model_->end(stream_);
+            evaluated_ = &model_;
+        });
     }
     Precision validation_precision() const { return validation_model_ ? Precision::bf16 : config_.precision; }
 
@@ -184,8 +191,6 @@ public:
     const Optimizer<Real>& optimizer() const { return optimizer_; }
 
 private:
-    void begin_validation();
-    void end_validation();
     void clip_logits();
     void restore_residuals(const TrainerState& state, const ReadState& read);
     std::vector<Matmul::LinearShape> product_shapes() const;

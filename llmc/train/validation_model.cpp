@@ -52,12 +52,6 @@ void ValidationModel<Real>::begin(stream_t stream) {
     weights_.publish_again(stream);
 }
 
-template <class Real>
-void ValidationModel<Real>::end(stream_t stream) {
-    weights_.wait_for_gathers(stream);
-    gradients_.clear(stream);
-}
-
 template class ValidationModel<float>;
 template class ValidationModel<bf16>;
 
