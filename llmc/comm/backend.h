@@ -49,8 +49,12 @@ public:
                               const std::vector<size_t>& send, stream_t stream) = 0;
     virtual void broadcast(void* data, size_t bytes, int root, stream_t stream) = 0;
     // Reductions in an order that the library chooses. Only NCCL has them; others throw.
-    virtual void reduce_scatter(float* out, const float* in, size_t count, stream_t stream);
-    virtual void all_reduce(void* data, size_t count, ElementType type, ReduceOp op, stream_t stream);
+    virtual void reduce_scatter(float*, const float*, size_t, stream_t) {
+        throw Error(ExitCode::failure, "this back-end has no reduce_scatter; exchange pieces and sum them");
+    }
+    virtual void all_reduce(void*, size_t, ElementType, ReduceOp, stream_t) {
+        throw Error(ExitCode::failure, "this back-end has no all_reduce; gather the values and reduce them");
+    }
     // Called around collectives that NCCL launches as one group. Other back-ends do nothing.
     virtual void begin_group() {}
     virtual void end_group() {}
@@ -60,7 +64,10 @@ public:
 // The back-ends of a process, so that any thread can ask for their failures.
 class BackendList {
 public:
-    void add(const std::shared_ptr<Backend>& backend);
+    void add(const std::shared_ptr<Backend>& backend) {
+        const std::lock_guard lock(mutex_);
+        backends_.push_back(backend);
+    }
     std::string failure();  // the failure of any back-end still in use
 
 private:
@@ -78,7 +85,10 @@ struct HostQueue {
     Staging in, out;  // on CUDA; they grow to the largest message
     OwnedEvent last;  // on the host device: after the last collective
 
-    void drain();  // waits until everything submitted so far has run
+    // Waits until everything submitted so far has run.
+    void drain() {
+        if (last) synchronize(last);
+    }
 };
 
 // The state that all communicators of a process share.

@@ -98,10 +98,6 @@ char* HostQueue::Staging::reserve(size_t needed) {
     return memory;
 }
 
-void HostQueue::drain() {
-    if (last) synchronize(last);
-}
-
 std::unique_ptr<Backend> make_host_backend(std::shared_ptr<Transport> transport, std::shared_ptr<CommProcess> process,
                                            std::string group) {
     return std::make_unique<HostBackend>(std::move(transport), std::move(process), std::move(group));

@@ -193,6 +193,21 @@ void Comm::barrier() const {
     if (state_->world > 1) state_->on_host("barrier", 0, [](Transport& t) { t.barrier(); });
 }
 
+std::string BackendList::failure() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& one : backends_)
+        if (const auto backend = one.lock())
+            if (std::string found = backend->failure(); !found.empty()) return found;
+    return {};
+}
+
+std::string peer_text(const char* data, size_t capacity) {
+    std::string text(data, strnlen(data, capacity));
+    for (char& c : text)
+        if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
+    return text;
+}
+
 // The first line in which two texts differ: "'a' against 'b'". A missing line counts as empty.
 static std::string first_difference(const std::string& a, const std::string& b) {
     std::istringstream lines_a(a), lines_b(b);

@@ -80,14 +80,6 @@ void OperationLog::note(uint64_t sequence, DeviceProgress progress) {
     if (entry.state == OperationEntry::State::done) pending_.erase(place);
 }
 
-void OperationLog::set_step(int64_t step) {
-    const std::lock_guard lock(mutex_);
-    step_ = step;
-}
-OperationEntry OperationLog::last() const {
-    const std::lock_guard lock(mutex_);
-    return count_ ? ring_[(count_ - 1) % kKept] : OperationEntry{};
-}
 OperationEntry OperationLog::unfinished() const {
     const std::lock_guard lock(mutex_);
     for (const Pending& p : pending_)
@@ -101,22 +93,6 @@ std::vector<OperationEntry> OperationLog::recent() const {
     std::vector<OperationEntry> entries;
     for (uint64_t i = count_ > kKept ? count_ - kKept : 0; i < count_; i++) entries.push_back(ring_[i % kKept]);
     return entries;
-}
-double OperationLog::last_activity() const {
-    const std::lock_guard lock(mutex_);
-    return last_activity_;
-}
-double OperationLog::blocked_seconds() const {
-    const std::lock_guard lock(mutex_);
-    return blocked_;
-}
-void OperationLog::set_finishing() {
-    const std::lock_guard lock(mutex_);
-    finishing_ = true;
-}
-bool OperationLog::finishing() const {
-    const std::lock_guard lock(mutex_);
-    return finishing_;
 }
 
 }  // namespace llmc

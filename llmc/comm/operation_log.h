@@ -49,20 +49,39 @@ public:
     // Asks for the progress of the oldest unfinished operations, at most `most` of them. If the device does not answer,
     // only the caller waits.
     void look(size_t most = kAll);
-    void set_step(int64_t step);
+    void set_step(int64_t step) {
+        const std::lock_guard lock(mutex_);
+        step_ = step;
+    }
 
-    OperationEntry last() const;
+    OperationEntry last() const {
+        const std::lock_guard lock(mutex_);
+        return count_ ? ring_[(count_ - 1) % kKept] : OperationEntry{};
+    }
     std::vector<OperationEntry> recent() const;  // oldest first
     // The operation that this rank is in or waits for: the oldest running one, or else the oldest one that was issued
     // and has not begun. Its sequence is 0 if there is none. Call look() first.
     OperationEntry unfinished() const;
-    double last_activity() const;  // when an operation last began or ended; 0 for never
+    // When an operation last began or ended; 0 for never.
+    double last_activity() const {
+        const std::lock_guard lock(mutex_);
+        return last_activity_;
+    }
     // Seconds from begin() to end() of all operations that blocked the calling thread; excludes those on a device.
-    double blocked_seconds() const;
+    double blocked_seconds() const {
+        const std::lock_guard lock(mutex_);
+        return blocked_;
+    }
 
     // From here on a rank that leaves is no failure.
-    void set_finishing();
-    bool finishing() const;
+    void set_finishing() {
+        const std::lock_guard lock(mutex_);
+        finishing_ = true;
+    }
+    bool finishing() const {
+        const std::lock_guard lock(mutex_);
+        return finishing_;
+    }
 
 private:
     // An unfinished operation on a device.

@@ -31,11 +31,6 @@ size_t Trace::line_of(stream_t stream) {
     return lines_.size() - 1;
 }
 
-event_t Trace::take_event() {
-    if (taken_ == events_.size()) events_.push_back(create_event(true));
-    return events_[taken_++];
-}
-
 int64_t Trace::host_time() const { return nanoseconds<std::chrono::steady_clock>() - steady_start_; }
 
 void Trace::start(stream_t stream) {

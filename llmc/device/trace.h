@@ -71,7 +71,10 @@ private:
         bool ended;
     };
     size_t line_of(stream_t stream);
-    event_t take_event();
+    event_t take_event() {
+        if (taken_ == events_.size()) events_.push_back(create_event(true));
+        return events_[taken_++];
+    }
     int64_t host_time() const;
 
     inline static Trace* active_ = nullptr;

@@ -34,18 +34,6 @@ static std::array<uint64_t*, 7> counts_of(Fp8State& state, Fp8Watch& watch) {
 Fp8Registry::Fp8Registry(const Fp8Config& config, const Comm& comm)
     : comm_(comm), config_(resolved(config)), scaling_(scaling_of(config.recipe)) {}
 
-int Fp8Registry::add(const std::string& layer) {
-    names_.push_back(layer);
-    left_.push_back(false);
-    return layers() - 1;
-}
-
-int Fp8Registry::find(const std::string& wanted) const {
-    for (int i = 0; i < count(); i++)
-        if (name(i) == wanted) return i;
-    throw Error(ExitCode::failure, "no FP8 tensor is called " + wanted);
-}
-
 void Fp8Registry::plan(Arena& arena) {
     const size_t n = count();
     arena.plan(&states_, n);

@@ -46,7 +46,11 @@ public:
     Fp8Registry(Fp8Registry&&) = delete;
 
     // Add all layers first, in the order of forward, then plan the memory. Returns the layer's number.
-    int add(const std::string& layer);
+    int add(const std::string& layer) {
+        names_.push_back(layer);
+        left_.push_back(false);
+        return layers() - 1;
+    }
     void plan(Arena& arena);
     void allocate(stream_t stream);  // after the arena
 
@@ -56,7 +60,12 @@ public:
     static int tensor(int layer, Fp8Role role) { return layer * kFp8Roles + static_cast<int>(role); }
     // "h.3.fc_proj.dout".
     std::string name(int tensor) const { return layer_name(tensor / kFp8Roles) + "." + word_of(role_of(tensor)); }
-    int find(const std::string& name) const;  // the tensor of that name; throws for an unknown one
+    // The tensor of that name; throws for an unknown one.
+    int find(const std::string& wanted) const {
+        for (int i = 0; i < count(); i++)
+            if (name(i) == wanted) return i;
+        throw Error(ExitCode::failure, "no FP8 tensor is called " + wanted);
+    }
 
     // The configuration. With block scales, fields that do not apply have fixed values.
     const Fp8Config& config() const { return config_; }

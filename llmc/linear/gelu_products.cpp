@@ -15,12 +15,6 @@ bool GeluProducts<Real>::fit_backward(const LayerPass& pass) const {
 }
 
 template <class Real>
-bool GeluProducts<Real>::fit_forward(const LayerPass& pass) const {
-    return fit_backward(pass) &&
-           (!first_.forward_is_fp8() || first_.layers_.matmul_.fast_accumulation() != FastAccumulation::none);
-}
-
-template <class Real>
 Operand<Real> GeluProducts<Real>::forward(Real* h, void* row, const Operand<Real>& x, const LayerPass& pass) {
     Operand<Real> active;
     if constexpr (kCanBeFp8<Real>) {

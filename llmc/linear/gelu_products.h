@@ -16,7 +16,10 @@ public:
     // True if this pass uses them: they are allowed, the card is Hopper's, the shapes fit, and both layers are in BF16
     // or in FP8 with a recipe that runs producers once. FP8 accumulates fast forward, which must be allowed, too.
     bool fit_backward(const LayerPass& pass) const;
-    bool fit_forward(const LayerPass& pass) const;
+    bool fit_forward(const LayerPass& pass) const {
+        return fit_backward(pass) &&
+               (!first_.forward_is_fp8() || first_.layers_.matmul_.fast_accumulation() != FastAccumulation::none);
+    }
     // first.forward() to h, and the input of `second`. FP8's row codes go to `row` (N, F bytes), because x occupies the
     // memory of the second layer's.
     Operand<Real> forward(Real* h, void* row, const Operand<Real>& x, const LayerPass& pass);

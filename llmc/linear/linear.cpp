@@ -145,11 +145,6 @@ Operand<Real> Linear<Real>::input_target(const LayerPass& pass) {
 }
 
 template <class Real>
-bool Linear<Real>::accept(Operand<Real>& x, const LayerPass& pass) {
-    return layers_.fp8_->finish_run(x.cast_pass, number_, Fp8Role::x, pass.kind, pass.stream);
-}
-
-template <class Real>
 Operand<Real> Linear<Real>::input(Real* value, const Real* low, const LayerPass& pass) {
     Operand<Real> x{value};
     if constexpr (kCanBeFp8<Real>)
@@ -369,12 +364,6 @@ Linear<Real>& LinearLayers<Real>::find(const std::string& name) const {
     for (Linear<Real>* layer : layers_)
         if (layer->name() == name) return *layer;
     throw Error(ExitCode::failure, "no linear layer is called " + name);
-}
-
-template <class Real>
-int LinearLayers<Real>::token_multiple() const {
-    if (!fp8_) return 1;
-    return block_scales() ? block_length(fp8_->scaling()) : 16;
 }
 
 template <class Real>

@@ -130,7 +130,11 @@ public:
     Fp8Registry* fp8() { return fp8_.get(); }  // nullptr without FP8
     const std::vector<Linear<Real>*>& all() const { return layers_; }
     Linear<Real>& find(const std::string& name) const;
-    int token_multiple() const;  // FP8 products need a multiple of this many tokens
+    // FP8 products need a multiple of this many tokens.
+    int token_multiple() const {
+        if (!fp8_) return 1;
+        return block_scales() ? block_length(fp8_->scaling()) : 16;
+    }
     // Number of FP8 products that a training micro-step of N tokens should make with the layers that are in FP8 now.
     int64_t fp8_products(int N) const;
     // True if kernels that produce output gradients may cast them to FP8.
@@ -212,7 +216,9 @@ public:
     Operand<Real> input_target(const LayerPass& pass);
     // Call after each run of a kernel that casts to a target. Returns true if the codes are written. Otherwise the
     // kernel must run again, with the target's next pass.
-    bool accept(Operand<Real>& x, const LayerPass& pass);
+    bool accept(Operand<Real>& x, const LayerPass& pass) {
+        return layers_.fp8_->finish_run(x.cast_pass, number_, Fp8Role::x, pass.kind, pass.stream);
+    }
     // The input from values in memory. `low` (N, C): their rounding errors, or nullptr.
     Operand<Real> input(Real* value, const Real* low, const LayerPass& pass);
     // out (N, OC) = x * weight^T + bias + addend (N, OC), which may be nullptr and must not be `out`.

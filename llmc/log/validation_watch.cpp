@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "llmc/base/text.h"
 
@@ -39,11 +38,6 @@ ValidationWatch::Verdict ValidationWatch::observe(double loss, const PlateauRule
     since_change_ = 0;
     rate_factor_ *= rule.factor;
     return Verdict::lower_rate;
-}
-
-bool ValidationWatch::forget_losses() {
-    since_best_ = since_change_ = 0;
-    return std::exchange(best_, std::nullopt).has_value();
 }
 
 Json ValidationWatch::to_json() const {

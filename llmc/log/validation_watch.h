@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "llmc/base/json.h"
 
@@ -30,7 +31,10 @@ public:
     int64_t since_best() const { return since_best_; }   // validations since the best loss
 
     // Forgets the best loss, which says nothing about losses on other data. Returns false if there is none.
-    bool forget_losses();
+    bool forget_losses() {
+        since_best_ = since_change_ = 0;
+        return std::exchange(best_, std::nullopt).has_value();
+    }
     void forget_rate() { rate_factor_ = 1; }
 
     Json to_json() const;

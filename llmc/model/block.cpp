@@ -42,11 +42,6 @@ Operand<Real> Norm<Real>::forward(Linear<Real>& reader, const Real* inp, const P
 }
 
 template <class Real>
-void Norm<Real>::forward(Real* normed, const Real* inp, const Pass& pass) {
-    norm_forward(parameters(), normed, mean_, rstd_, inp, pass.N, channels_, pass.stream);
-}
-
-template <class Real>
 Gradient<Real> Norm<Real>::backward(Real* dinp, const Real* dresidual, const Real* dout, const Real* inp,
                                     Linear<Real>* added, const Pass& pass) {
     const NormParameters<Real> norm = parameters();

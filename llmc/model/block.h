@@ -90,7 +90,9 @@ public:
     // The norm of inp (N, C), as the input of `reader`.
     Operand<Real> forward(Linear<Real>& reader, const Real* inp, const Pass& pass);
     // The same if no linear layer reads the norm.
-    void forward(Real* normed, const Real* inp, const Pass& pass);
+    void forward(Real* normed, const Real* inp, const Pass& pass) {
+        norm_forward(parameters(), normed, mean_, rstd_, inp, pass.N, channels_, pass.stream);
+    }
     // dinp = dresidual + the gradient through the norm of `inp`, (N, C) each. dresidual may be nullptr, for 0, or dinp
     // itself. `added` is the linear layer whose output was added to give inp, or nullptr. The result is also the
     // gradient of its output.

@@ -175,15 +175,6 @@ int64_t ModelConfig::parameters() const {
     return sum;
 }
 
-int64_t ModelConfig::matrix_parameters() const {
-    return layers * table().block_matrix_parameters() + int64_t{vocab} * channels;
-}
-
-int ModelConfig::window_of(int layer) const {
-    const std::string& letters = window_layers;
-    return letters.empty() || letters[static_cast<size_t>(layer) % letters.size()] == 'S' ? window : 0;
-}
-
 int ModelConfig::short_layers() const {
     int count = 0;
     for (int layer = 0; layer < layers; layer++) count += window_of(layer) > 0;

@@ -48,7 +48,11 @@ struct ModelConfig {
     int mlp_channels() const { return hidden > 0 ? hidden : 4 * channels; }
     int attention_channels() const { return heads * head_dim(); }                      // C where HD is C / NH
     int qkv_channels() const { return (heads + 2 * key_value_heads()) * head_dim(); }  // 3C where NKV is NH, too
-    int window_of(int layer) const;                                                    // 0: all keys
+    // 0: all keys
+    int window_of(int layer) const {
+        const std::string& letters = window_layers;
+        return letters.empty() || letters[static_cast<size_t>(layer) % letters.size()] == 'S' ? window : 0;
+    }
     AttentionHeads attention_heads(int layer, Kernels kernels = Kernels::automatic) const {
         return {heads, key_value_heads(), head_dim(), window_of(layer), kernels};
     }
@@ -63,7 +67,7 @@ struct ModelConfig {
 
     // Elements that take part in matrix products: the blocks' matrices and the head. A tied head is the embedding, used
     // once as a matrix (as a lookup table it costs nothing).
-    int64_t matrix_parameters() const;
+    int64_t matrix_parameters() const { return layers * table().block_matrix_parameters() + int64_t{vocab} * channels; }
 
     // Useful FLOPs to train on one token in sequences of T: 6 a matrix parameter (2 forward, 4 backward), and
     // 6*L*NH*HD*T for attention. Its two forward products cost 4*NH*HD*T a layer on the full square; a causal mask

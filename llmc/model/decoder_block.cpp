@@ -185,12 +185,6 @@ Gradient<Real> DecoderBlock<Real>::activate_backward(const Pass& pass) {
     return {.value = dhidden_, .bias_done = bias_done};
 }
 
-template <class Real>
-void DecoderBlock<Real>::attention_backward_to_hidden(const Pass& pass) {
-    attention_backward<Real>(dhidden_, delta_, dbranch_, qkv_out_, attention_, attention_low_, lse_, pass.B, pass.T,
-                             heads_, pass.tickets, pass.stream, pass.documents);
-}
-
 template class DecoderBlock<float>;
 template class DecoderBlock<bf16>;
 

@@ -32,7 +32,10 @@ protected:
     // otherwise the results go through BF16.
     static bool attention_casts(const Pass& pass) { return pass.T % kQuantizedAttentionTokens == 0; }
     // Writes the gradient of qkv_out_ to dhidden_.
-    void attention_backward_to_hidden(const Pass& pass);
+    void attention_backward_to_hidden(const Pass& pass) {
+        attention_backward<Real>(dhidden_, delta_, dbranch_, qkv_out_, attention_, attention_low_, lse_, pass.B, pass.T,
+                                 heads_, pass.tickets, pass.stream, pass.documents);
+    }
 
     const ModelSetup& setup_;
     const int layer_;

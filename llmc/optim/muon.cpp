@@ -27,11 +27,6 @@ static void add_matrices(std::vector<MuonMatrix>& matrices, const ParameterTable
         throw Error(ExitCode::failure, info.name + ": its matrices do not add up to its rows");
 }
 
-double MuonMatrix::flops_of_a_step() const {
-    const double m = smaller(), n = larger();
-    return 4 * m * m * n + 2 * m * m * m;
-}
-
 size_t muon_elements(const ParameterTable& table, size_t unit) {
     const bool is_block = unit > 0 && unit + 1 < table.units().size();
     return is_block ? table.unit(unit).decay_count : 0;

@@ -40,7 +40,11 @@ struct MuonMatrix {
     size_t end() const { return begin + count(); }
     int smaller() const { return rows < columns ? rows : columns; }
     int larger() const { return rows < columns ? columns : rows; }
-    double flops_of_a_step() const;  // of one Newton-Schulz step: 4 m^2 n + 2 m^3
+    // The FLOPs of one Newton-Schulz step: 4 m^2 n + 2 m^3.
+    double flops_of_a_step() const {
+        const double m = smaller(), n = larger();
+        return 4 * m * m * n + 2 * m * m * m;
+    }
 };
 
 // Number of elements at the start of a unit that belong to Muon's matrices: in a block those with weight decay, in the

@@ -175,11 +175,6 @@ bool Evaluation<Real>::validates_after(int64_t step, bool last) const {
     return step % options_.val_every == 0 || last;
 }
 
-template <class Real>
-bool Evaluation<Real>::samples_after(int64_t step, bool last) const {
-    return decoder_ && step > 0 && (step % options_.sample_every == 0 || last);
-}
-
 // Adds the loss on each set. Returns false if a signal asks some rank to stop meanwhile, or if some rank cannot read a
 // set: that rank goes on with empty batches, because the others wait for it, and all of them learn it at the set's end.
 template <class Real>

@@ -37,7 +37,9 @@ public:
     Evaluation(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, Watchdog& watchdog);
 
     bool validates_after(int64_t step, bool last) const;
-    bool samples_after(int64_t step, bool last) const;
+    bool samples_after(int64_t step, bool last) const {
+        return decoder_ && step > 0 && (step % options_.sample_every == 0 || last);
+    }
     // Mean loss over each validation set, and scores in each task, in Trainer::validation_precision(). Returns nothing
     // if a signal asks some rank to stop meanwhile, or if some rank cannot read a set.
     std::optional<ValRecord> validate(int64_t step);

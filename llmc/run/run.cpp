@@ -135,11 +135,6 @@ void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
     position_.evaluation_due = stop_ != StopReason::none;  // the resumed run evaluates instead
 }
 
-template <class Real>
-int Run<Real>::micro_steps_of(int64_t step) const {
-    return static_cast<int>(options_.batches.tokens_of(step) / options_.micro_step_tokens(comm_.world()));
-}
-
 // Why this rank does not want to begin the next step. Waits until the step's data has been read, so that no rank fails
 // within a step, where others would wait for it in a collective.
 template <class Real>
@@ -210,19 +205,6 @@ void Run<Real>::begin_decay(int64_t steps) {
     directory_.append({{"step", step}, {"decay_from", step}, {"decay_until", until}});
     if (comm_.is_main())
         print_line("step {}: the learning rate decays from here on, and the run ends with step {}", step, until);
-}
-
-// Deletes the file once no kill can lose the decay.
-template <class Real>
-void Run<Real>::forget_decay_file() {
-    const bool is_safe = !checkpoints_.enabled() || checkpoints_.last_saved() >= position_.decay.from;
-    if (position_.decay.has_begun() && is_safe) decay_file_.forget();
-}
-
-template <class Real>
-std::optional<StepRecord> Run<Real>::wait_for_result(int leave) {
-    const ProfileRange range("wait for results");
-    return trainer_.take_result(leave);
 }
 
 template <class Real>

@@ -72,7 +72,9 @@ private:
         CardReading cards{};                 // over the ranks, since the last agreement
         RankTime time = {};                  // of the step before; not agreed
     };
-    int micro_steps_of(int64_t step) const;
+    int micro_steps_of(int64_t step) const {
+        return static_cast<int>(options_.batches.tokens_of(step) / options_.micro_step_tokens(comm_.world()));
+    }
     StopReason reason_to_stop(const Deadline& deadline);
     Agreement proposal(const std::optional<StepRecord>& before);
     Agreement agree(Agreement mine);
@@ -86,7 +88,10 @@ private:
     bool validate();
     void print_sample();
 
-    std::optional<StepRecord> wait_for_result(int leave);
+    std::optional<StepRecord> wait_for_result(int leave) {
+        const ProfileRange range("wait for results");
+        return trainer_.take_result(leave);
+    }
     // Reports the steps whose results have not been reported, except for the last `leave`.
     void report_steps(int leave) {
         while (const std::optional<StepRecord> record = wait_for_result(leave)) reports_.report(*record);
@@ -97,7 +102,11 @@ private:
     void report_layers_that_left_fp8(const std::vector<Fp8Fallback>& fallbacks);
     void end_profiled_step();
     void begin_decay(int64_t steps);
-    void forget_decay_file();
+    // Deletes the file once no kill can lose the decay.
+    void forget_decay_file() {
+        const bool is_safe = !checkpoints_.enabled() || checkpoints_.last_saved() >= position_.decay.from;
+        if (position_.decay.has_begun() && is_safe) decay_file_.forget();
+    }
 
     const Options& options_;
     Ranks& ranks_;

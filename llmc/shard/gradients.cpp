@@ -37,11 +37,6 @@ void Gradients::plan() {
     if (residual_count() > 0) residual_arena_.plan(&residuals_, residual_count());
 }
 
-size_t Gradients::residual_count() const {
-    const bool casts = layout_.sharding().wire == Wire::fp8 && layout_.group_size() > 1;
-    return casts ? layout_.table().count() : 0;
-}
-
 void Gradients::allocate(stream_t stream) {
     arena_.allocate();
     if (residual_count() > 0) residual_arena_.allocate();
@@ -62,18 +57,6 @@ void Gradients::clear(stream_t stream) {
     set_bytes(kept_.values, 0, kept() * bytes_of(kept_.format), stream);
     for (size_t s = 0; s < slots_.size(); s++)
         set_bytes(slots_[s].memory, 0, layout_.slot_count(s) * sizeof(float), stream);
-}
-
-// The memory to which the model writes a unit's gradient.
-float* Gradients::whole(size_t unit) const {
-    if (!layout_.accumulates()) return slots_[layout_.slot_of(unit)].memory;
-    return kept_.as<float>() + layout_.table().unit(unit).begin;
-}
-
-// The sums of a part of a unit that lies in this rank's slice.
-StateArray Gradients::sums(size_t unit, const ShardLayout::Part& part) const {
-    if (layout_.accumulates()) return whole(unit) + part.begin;
-    return kept_.from(layout_.slice_index(unit) + part.begin - layout_.slice(unit).begin);
 }
 
 void Gradients::acquire(size_t unit, stream_t stream) {

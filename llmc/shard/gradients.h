@@ -79,7 +79,10 @@ public:
     // With `false`, reduce() leaves residuals unchanged, for a micro-step that will be repeated.
     void keep_residuals(bool keep) { keep_residuals_ = keep; }
     bf16* residuals() const { return residuals_; }  // nullptr without Wire::fp8
-    size_t residual_count() const;
+    size_t residual_count() const {
+        const bool casts = layout_.sharding().wire == Wire::fp8 && layout_.group_size() > 1;
+        return casts ? layout_.table().count() : 0;
+    }
 
     // The sums of the part of a unit that this rank updates (ShardLayout::slice()), and of its share
     // (ShardLayout::share()), for the norm. Shares are the same in every stage, so the norm has the same bits.
@@ -103,9 +106,17 @@ private:
 
     void plan();
     size_t kept() const { return layout_.accumulates() ? layout_.table().count() : layout_.slice_total(); }
-    float* whole(size_t unit) const;
+    // The memory to which the model writes a unit's gradient.
+    float* whole(size_t unit) const {
+        if (!layout_.accumulates()) return slots_[layout_.slot_of(unit)].memory;
+        return kept_.as<float>() + layout_.table().unit(unit).begin;
+    }
     Feedback feedback(size_t unit) const;
-    StateArray sums(size_t unit, const ShardLayout::Part& part) const;
+    // The sums of a part of a unit that lies in this rank's slice.
+    StateArray sums(size_t unit, const ShardLayout::Part& part) const {
+        if (layout_.accumulates()) return whole(unit) + part.begin;
+        return kept_.from(layout_.slice_index(unit) + part.begin - layout_.slice(unit).begin);
+    }
     bool adds_by_rank() const {
         return layout_.comm().reduce_order() == ReduceOrder::rank && layout_.sharding().wire == Wire::fp32;
     }

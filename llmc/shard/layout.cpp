@@ -2,8 +2,6 @@
 // --zero and --shard-within (layout.h).
 #include "llmc/shard/layout.h"
 
-#include <algorithm>
-
 #include "llmc/shard/state_values.h"
 
 namespace llmc {
@@ -88,31 +86,6 @@ ShardLayout::ShardLayout(const ParameterTable& table, const Comm& comm, const Sh
             throw Error(ExitCode::failure, "the parameter table was made for another number of ranks");
 }
 
-ShardLayout::Part ShardLayout::slice(size_t unit) const {
-    if (!is_sliced()) return {0, table().unit(unit).count};
-    return summed(unit);
-}
-
-ShardLayout::Part ShardLayout::summed(size_t unit) const {
-    const size_t count = table().unit(unit).count / group_size_;
-    return {count * (static_cast<size_t>(comm_.rank()) % group_size_), count};
-}
-
-ShardLayout::Part ShardLayout::share(size_t unit) const {
-    const Part whole = summed(unit);
-    const size_t count = whole.count / groups();
-    return {whole.begin + count * (static_cast<size_t>(comm_.rank()) / group_size_), count};
-}
-
-ShardLayout::Part ShardLayout::overlap(const Part& part, const Part& other) {
-    const size_t begin = std::clamp(other.begin, part.begin, part.end());
-    return {begin, std::clamp(other.end(), part.begin, part.end()) - begin};
-}
-
-ShardLayout::Part ShardLayout::overlap(const Part& part, const ParameterTensor& tensor) {
-    return overlap(part, Part{tensor.offset, tensor.count()});
-}
-
 size_t ShardLayout::slot_of(size_t unit) const { return unit == 0 ? 0 : unit + 1 == units() ? 1 : 2 + unit % 2; }
 
 size_t ShardLayout::slot_count(size_t slot) const {
@@ -145,17 +118,6 @@ UnitCuts::UnitCuts(const ShardLayout& layout) : layout_(layout), units_(layout.u
         cut_into_ranges(u);
         cut_into_pieces(u);
     }
-}
-
-bool UnitCuts::codes_travel(size_t unit) const {
-    const std::vector<Tensor>& tensors = units_[unit].tensors;
-    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return tensor.travels; });
-}
-
-bool UnitCuts::codes_travel() const {
-    bool any = false;
-    for (size_t u = 0; u < units_.size(); u++) any |= codes_travel(u);
-    return any;
 }
 
 void UnitCuts::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state) {

@@ -1,5 +1,6 @@
 // The layout of a model's parameters: the table of its tensors, and which rank has which part of them.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -139,14 +140,29 @@ public:
         size_t end() const { return begin + count; }
     };
     // The part of a unit that this rank keeps and updates: its slice, or the whole unit.
-    Part slice(size_t unit) const;
+    Part slice(size_t unit) const {
+        if (!is_sliced()) return {0, table().unit(unit).count};
+        return summed(unit);
+    }
     // The part of a unit's gradient that this rank sums for its group.
-    Part summed(size_t unit) const;
+    Part summed(size_t unit) const {
+        const size_t count = table().unit(unit).count / group_size_;
+        return {count * (static_cast<size_t>(comm_.rank()) % group_size_), count};
+    }
     // This rank's part of a unit in every stage, with groups too: the shares of all ranks together are the unit.
-    Part share(size_t unit) const;
+    Part share(size_t unit) const {
+        const Part whole = summed(unit);
+        const size_t count = whole.count / groups();
+        return {whole.begin + count * (static_cast<size_t>(comm_.rank()) / group_size_), count};
+    }
     // The overlap of a part with another part, or with a tensor, of the same unit. The count is 0 if there is none.
-    static Part overlap(const Part& part, const Part& other);
-    static Part overlap(const Part& part, const ParameterTensor& tensor);
+    static Part overlap(const Part& part, const Part& other) {
+        const size_t begin = std::clamp(other.begin, part.begin, part.end());
+        return {begin, std::clamp(other.end(), part.begin, part.end()) - begin};
+    }
+    static Part overlap(const Part& part, const ParameterTensor& tensor) {
+        return overlap(part, Part{tensor.offset, tensor.count()});
+    }
     // For arrays of this rank's slices of all units: where a unit's slice begins, and the length with padding.
     size_t slice_index(size_t unit) const { return table().unit(unit).begin / slices(); }
     size_t slice_total() const { return table().count() / slices(); }
@@ -194,8 +210,15 @@ public:
     const std::vector<Piece>& pieces(size_t unit) const { return units_[unit].pieces; }
 
     // True if FP8 codes travel: for some tensor of the unit, or of any unit. Only for sliced weights.
-    bool codes_travel(size_t unit) const;
-    bool codes_travel() const;
+    bool codes_travel(size_t unit) const {
+        const std::vector<Tensor>& tensors = units_[unit].tensors;
+        return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return tensor.travels; });
+    }
+    bool codes_travel() const {
+        bool any = false;
+        for (size_t u = 0; u < units_.size(); u++) any |= codes_travel(u);
+        return any;
+    }
     Fp8State* state(size_t unit, size_t tensor) const { return units_[unit].tensors[tensor].state; }  // nullptr: BF16
 
     // See Weights.

@@ -108,11 +108,6 @@ Real* Weights<Real>::working_at(size_t unit, size_t element) const {
                ? whole(unit).working + at
                : working_ + working_slices_[unit] + at - table().unit(unit).copy_index(layout_.slice(unit).begin);
 }
-template <class Real>
-e4m3* Weights<Real>::codes_slice(size_t unit) const {
-    return layout_.keeps_whole_weights() ? whole(unit).fp8 + layout_.slice(unit).begin
-                                         : fp8_ + layout_.slice_index(unit);
-}
 
 template <class Real>
 void Weights<Real>::check_resident(size_t unit, size_t tensor) const {
@@ -132,16 +127,6 @@ const Real* Weights<Real>::weight(size_t unit, size_t tensor) const {
     const ParameterTensor& info = table().unit(unit).tensors[tensor];
     if (!info.copied) throw Error(ExitCode::failure, info.name + " exists in FP8 alone");
     return whole(unit).working + table().unit(unit).copy_index(info.offset);
-}
-template <class Real>
-const e4m3* Weights<Real>::fp8_weight(size_t unit, size_t tensor) const {
-    check_resident(unit, tensor);
-    return whole(unit).fp8 + table().unit(unit).tensors[tensor].offset;
-}
-template <class Real>
-StateArray Weights<Real>::master(size_t unit, size_t tensor) const {
-    if (layout_.is_sliced()) throw Error(ExitCode::failure, "no rank has the whole master weights");
-    return master_.from(table().unit(unit).begin + table().unit(unit).tensors[tensor].offset);
 }
 
 template <class Real>

@@ -51,7 +51,10 @@ public:
     const Real* weight(size_t unit, size_t tensor) const;
     const Real* weight(const ParameterTable::Place& place) const { return weight(place.unit, place.tensor); }
     // The gathered FP8 codes of a tensor, row-major; valid like weight().
-    const e4m3* fp8_weight(size_t unit, size_t tensor) const;
+    const e4m3* fp8_weight(size_t unit, size_t tensor) const {
+        check_resident(unit, tensor);
+        return whole(unit).fp8 + table().unit(unit).tensors[tensor].offset;
+    }
     void release(size_t unit, stream_t stream);
 
     // This rank's slice of a unit from its element `at` on, for the optimizer.
@@ -75,14 +78,20 @@ public:
     bool to_be_measured() const { return to_be_measured_; }
     void set_measured() { to_be_measured_ = false; }
     // The masters of a whole tensor, if they are not sliced.
-    StateArray master(size_t unit, size_t tensor) const;
+    StateArray master(size_t unit, size_t tensor) const {
+        if (layout_.is_sliced()) throw Error(ExitCode::failure, "no rank has the whole master weights");
+        return master_.from(table().unit(unit).begin + table().unit(unit).tensors[tensor].offset);
+    }
 
     // Call after every change of the master weights, and after writing the codes of this rank's slices. Casts the
     // slices to the working copy, and sends both unless gather() does (stage 3). Does nothing if weights are not
     // sliced.
     void publish(stream_t stream);
     // This rank's slice of a unit's FP8 codes. Only for sliced weights in a unit that has some.
-    e4m3* codes_slice(size_t unit) const;
+    e4m3* codes_slice(size_t unit) const {
+        return layout_.keeps_whole_weights() ? whole(unit).fp8 + layout_.slice(unit).begin
+                                             : fp8_ + layout_.slice_index(unit);
+    }
 
     // The working copies by tensor, and the FP8 codes that travel: whole or this rank's slices. publish_again() makes
     // the working copies again from the masters. Their bits stay the same unless memory was corrupted.

@@ -151,12 +151,6 @@ Verification<Real>::Verification(Trainer<Real>& trainer)
 }
 
 template <class Real>
-void Verification<Real>::allocate() {
-    checksums_.allocate();
-    if (arena_.bytes() > 0) arena_.allocate();
-}
-
-template <class Real>
 void Verification<Real>::prepare(int64_t step) {
     if (!is_due(step) || checksums_.has_begun()) return;
     checksums_.begin(trainer_.stream());

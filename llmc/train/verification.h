@@ -104,7 +104,10 @@ public:
     explicit Verification(Trainer<Real>& trainer);
 
     size_t bytes() const { return checksums_.bytes() + arena_.bytes(); }
-    void allocate();
+    void allocate() {
+        checksums_.allocate();
+        if (arena_.bytes() > 0) arena_.allocate();
+    }
 
     bool is_due(int64_t step) const { return step % trainer_.config().verify_every == 0; }
     // Before `step`, right after the previous step if there is one: takes the state's first checksums if it is due.

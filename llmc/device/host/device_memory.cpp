@@ -59,11 +59,6 @@ DeviceMemory::DeviceMemory() {
 
 size_t DeviceMemory::alignment() const { return settings().guard ? kPage : 256; }
 
-bool DeviceMemory::contains(const void* p) const {
-    const char* c = static_cast<const char*>(p);
-    return c >= base_ && c < base_ + top_;
-}
-
 void* DeviceMemory::allocate(size_t bytes) {
     const size_t rounded = round_up(bytes ? bytes : 1, alignment());
     char* p = nullptr;

@@ -25,7 +25,10 @@ public:
 
     void* allocate(size_t bytes);
     void release(void* p);
-    bool contains(const void* p) const;
+    bool contains(const void* p) const {
+        const char* c = static_cast<const char*>(p);
+        return c >= base_ && c < base_ + top_;
+    }
     // Throws unless [address, address + bytes) lies in one live allocation.
     void check_range(const void* address, size_t bytes, const char* what) const;
     size_t alignment() const;
