@@ -12,12 +12,12 @@
 namespace llmc::probe {
 namespace {
 
-constexpr int kThreads = 256, kRepeats = 10;
+constexpr int kRepeats = 10;
 
 // Each thread copies 16 bytes per turn, with four copies in flight.
-__global__ void __launch_bounds__(kThreads) copy_kernel(Bytes16* to, const Bytes16* from, size_t n) {
-    const size_t step = static_cast<size_t>(gridDim.x) * kThreads;
-    for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += 4 * step) {
+__global__ void __launch_bounds__(kBlockThreads) copy_kernel(Bytes16* to, const Bytes16* from, size_t n) {
+    const size_t step = static_cast<size_t>(gridDim.x) * kBlockThreads;
+    for (size_t i = static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x; i < n; i += 4 * step) {
         Bytes16 piece[4];
         LLMC_UNROLL
         for (int k = 0; k < 4; k++)
@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(Bytes16* to, const Bytes
 
 // Operands stay in registers. Eight independent sums hide the latency of an instruction.
 constexpr int kMmaTiles = 8;
-__global__ void __launch_bounds__(kThreads) mma_kernel(float* out, int turns) {
-    const uint32_t thread = blockIdx.x * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kBlockThreads) mma_kernel(float* out, int turns) {
+    const uint32_t thread = blockIdx.x * kBlockThreads + threadIdx.x;
     uint32_t a[4], b[kMmaTiles][2];
     float c[kMmaTiles][4];
     const auto operand = [&](uint32_t i) {
@@ -79,7 +79,7 @@ void measure_copies(nlohmann::ordered_json& ceilings, stream_t stream) {
     fill_values(from, Product::Element::bf16, bytes / 2, kFirst, stream);
     const unsigned blocks = device.is_host ? 2 : static_cast<unsigned>(device.multiprocessors * 8);
     const double kernel = median_seconds(stream, [&] {
-        launch<copy_kernel>({dim3(blocks), dim3(kThreads), 0, stream}, {out(to, n), in(from, n)}, to, from, n);
+        launch<copy_kernel>({dim3(blocks), dim3(kBlockThreads), 0, stream}, {out(to, n), in(from, n)}, to, from, n);
     });
     const double engine = median_seconds(stream, [&] { copy_on_device(to, from, bytes, stream); });
     const double write = median_seconds(stream, [&] { set_bytes(to, 1, bytes, stream); });
@@ -95,10 +95,10 @@ void measure_mma(nlohmann::ordered_json& ceilings, stream_t stream) {
     const DeviceInfo device = device_info();
     const unsigned blocks = device.is_host ? 1 : static_cast<unsigned>(device.multiprocessors * 8);
     const int turns = device.is_host ? 4 : 20000;
-    const size_t threads = static_cast<size_t>(blocks) * kThreads;
+    const size_t threads = static_cast<size_t>(blocks) * kBlockThreads;
     auto* sums = static_cast<float*>(device_malloc(threads * sizeof(float)));
     const double seconds = median_seconds(stream, [&] {
-        launch<mma_kernel>({dim3(blocks), dim3(kThreads), 0, stream}, {out(sums, threads)}, sums, turns);
+        launch<mma_kernel>({dim3(blocks), dim3(kBlockThreads), 0, stream}, {out(sums, threads)}, sums, turns);
     });
     constexpr double kFlopsOfMma = 2.0 * 16 * 8 * 16;
     ceilings["mma_sync_bf16_tflops"] =

@@ -9,12 +9,10 @@ namespace llmc::probe {
 
 namespace {
 
-constexpr int kThreads = 256, kPerThread = 8;
-
 template <class T>
-__global__ void __launch_bounds__(kThreads) fill_values_kernel(T* out, size_t n, uint32_t salt) {
-    const size_t step = static_cast<size_t>(gridDim.x) * kThreads * kPerThread;
-    for (size_t i = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * kPerThread; i < n; i += step) {
+__global__ void __launch_bounds__(kBlockThreads) fill_values_kernel(T* out, size_t n, uint32_t salt) {
+    const size_t step = static_cast<size_t>(gridDim.x) * kBlockThreads * kPerThread;
+    for (size_t i = (static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x) * kPerThread; i < n; i += step) {
         if (i + kPerThread <= n) {
             struct alignas(sizeof(T) * kPerThread < 16 ? sizeof(T) * kPerThread : 16) Pack {
                 T value[kPerThread];
@@ -28,8 +26,8 @@ __global__ void __launch_bounds__(kThreads) fill_values_kernel(T* out, size_t n,
     }
 }
 
-__global__ void __launch_bounds__(kThreads) fill_scales_kernel(float* out, size_t n, uint32_t salt) {
-    const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kBlockThreads) fill_scales_kernel(float* out, size_t n, uint32_t salt) {
+    const size_t i = static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
     if (i < n) out[i] = scale_at(salt, i);
 }
 
@@ -44,10 +42,10 @@ LLMC_HD uint32_t raw_bits(float value) {
 
 // Uses integer atomics, so the order of the additions does not matter.
 template <class T>
-__global__ void __launch_bounds__(kThreads) summarize_kernel(Summary* out, const T* tensor, size_t n) {
+__global__ void __launch_bounds__(kBlockThreads) summarize_kernel(Summary* out, const T* tensor, size_t n) {
     unsigned long long nonfinite = 0, checksum = 0;
-    const size_t step = static_cast<size_t>(gridDim.x) * kThreads;
-    for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += step) {
+    const size_t step = static_cast<size_t>(gridDim.x) * kBlockThreads;
+    for (size_t i = static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x; i < n; i += step) {
         nonfinite += is_finite(to_float(tensor[i])) ? 0 : 1;
         checksum += random_bits(raw_bits(tensor[i]), static_cast<uint32_t>(i)) + (i >> 32);
     }
@@ -62,14 +60,14 @@ unsigned blocks_for(size_t n, size_t a_block) {
 template <class T>
 void fill_typed(void* out, size_t n, uint32_t salt, stream_t stream) {
     T* const p = static_cast<T*>(out);
-    launch<fill_values_kernel<T>>({dim3(blocks_for(n, kThreads * kPerThread)), dim3(kThreads), 0, stream},
+    launch<fill_values_kernel<T>>({dim3(blocks_for(n, kBlockThreads * kPerThread)), dim3(kBlockThreads), 0, stream},
                                   {llmc::out(p, n)}, p, n, salt);
 }
 
 template <class T>
 void summarize_typed(Summary* out, const void* tensor, size_t n, stream_t stream) {
     const T* const p = static_cast<const T*>(tensor);
-    launch<summarize_kernel<T>>({dim3(blocks_for(n, kThreads * 32)), dim3(kThreads), 0, stream},
+    launch<summarize_kernel<T>>({dim3(blocks_for(n, kBlockThreads * 32)), dim3(kBlockThreads), 0, stream},
                                 {inout(out, 1), in(p, n)}, out, p, n);
 }
 
@@ -89,8 +87,9 @@ void fill_values(void* out, Product::Element element, size_t n, uint32_t salt, s
 }
 
 void fill_scales(float* out, size_t n, uint32_t salt, stream_t stream) {
-    launch<fill_scales_kernel>({dim3(static_cast<unsigned>(div_up<size_t>(n, kThreads))), dim3(kThreads), 0, stream},
-                               {llmc::out(out, n)}, out, n, salt);
+    launch<fill_scales_kernel>(
+        {dim3(static_cast<unsigned>(div_up<size_t>(n, kBlockThreads))), dim3(kBlockThreads), 0, stream},
+        {llmc::out(out, n)}, out, n, salt);
 }
 
 float stored_value(Product::Element element, uint32_t salt, size_t index) {

@@ -10,9 +10,6 @@
 namespace llmc {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kPerThread = 8;  // elements per thread in a sum
-
 bool is_aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 }  // namespace
@@ -20,7 +17,7 @@ bool is_aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t
 // Each thread sums eight elements. `vector`: every piece starts at a multiple of 16 bytes, so rows are read in 16-byte
 // accesses.
 template <class T, bool vector>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     sum_pieces_kernel(float* out, const T* pieces, int world, size_t count, bool accumulate) {
     const size_t first = (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kPerThread;
     if (vector && first + kPerThread <= count) {
@@ -47,7 +44,8 @@ template <class T>
 void sum_pieces(float* out_pointer, const T* pieces, int world, size_t count, bool accumulate, stream_t stream) {
     if (count == 0) return;
     const bool vector = count * sizeof(T) % 16 == 0 && is_aligned(pieces, 16) && is_aligned(out_pointer, 16);
-    const LaunchConfig config(static_cast<unsigned>(div_up<size_t>(count, kThreads * kPerThread)), kThreads, 0, stream);
+    const LaunchConfig config(static_cast<unsigned>(div_up<size_t>(count, kBlockThreads * kPerThread)), kBlockThreads,
+                              0, stream);
     const Access result = accumulate ? inout(out_pointer, count) : out(out_pointer, count),
                  inputs = in(pieces, count * static_cast<size_t>(world));
     if (vector)
@@ -66,7 +64,7 @@ LLMC_DEVICE T sum_of(T a, T b) {
 }
 
 template <class T>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     reduce_pieces_kernel(T* out, const T* pieces, int world, size_t count, ReduceOp op) {
     const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
@@ -81,9 +79,9 @@ static __global__ void __launch_bounds__(kThreads)
 template <class T>
 void reduce_pieces(T* out_pointer, const T* pieces, int world, size_t count, ReduceOp op, stream_t stream) {
     if (count == 0) return;
-    launch<reduce_pieces_kernel<T>>({static_cast<unsigned>(div_up<size_t>(count, kThreads)), kThreads, 0, stream},
-                                    out(out_pointer, count), in(pieces, count * static_cast<size_t>(world)), world,
-                                    count, op);
+    launch<reduce_pieces_kernel<T>>(
+        {static_cast<unsigned>(div_up<size_t>(count, kBlockThreads)), kBlockThreads, 0, stream},
+        out(out_pointer, count), in(pieces, count * static_cast<size_t>(world)), world, count, op);
 }
 
 template void sum_pieces<float>(float*, const float*, int, size_t, bool, stream_t);
@@ -94,7 +92,7 @@ template void reduce_pieces<int32_t>(int32_t*, const int32_t*, int, size_t, Redu
 template void reduce_pieces<uint32_t>(uint32_t*, const uint32_t*, int, size_t, ReduceOp, stream_t);
 template void reduce_pieces<uint64_t>(uint64_t*, const uint64_t*, int, size_t, ReduceOp, stream_t);
 
-constexpr int kWarps = kThreads / 32;  // a warp casts a block of elements, each lane four of them
+// In FP8 a warp casts a block of elements, each lane four of them.
 static_assert(Fp8Piece::kBlock == 32 * 4 && Fp8Piece::kBlock % 16 == 0);
 
 // x[i] = values[first + i], or 0 beyond `count`. If `whole`, all four exist and one access loads them.
@@ -107,10 +105,10 @@ LLMC_DEVICE void load_four(float (&x)[4], const T* values, size_t first, size_t 
 
 // Grid: a row of blocks for each piece. `vector`: every piece and its residuals are aligned for reads of four.
 template <bool vector>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     cast_pieces_kernel(uint8_t* pieces, bf16* residual, const float* in, size_t count, Feedback feedback) {
     const Fp8Piece piece{count};
-    const size_t block = static_cast<size_t>(blockIdx.x) * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const size_t block = static_cast<size_t>(blockIdx.x) * kBlockWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (block >= piece.blocks()) return;
     const size_t first = block * Fp8Piece::kBlock + lane * 4, start = blockIdx.y * count;
     const bool whole = vector && first + 4 <= count;
@@ -152,8 +150,8 @@ void cast_pieces(uint8_t* pieces, const float* inp, int world, size_t count, con
     const size_t values = count * static_cast<size_t>(world);
     const Fp8Piece piece{count};
     const LaunchConfig config(
-        dim3(static_cast<unsigned>(div_up<size_t>(piece.blocks(), kWarps)), static_cast<unsigned>(world)),
-        dim3(kThreads), 0, stream);
+        dim3(static_cast<unsigned>(div_up<size_t>(piece.blocks(), kBlockWarps)), static_cast<unsigned>(world)),
+        dim3(kBlockThreads), 0, stream);
     const Access to = out(pieces, piece.bytes() * static_cast<size_t>(world)), from = in(inp, values),
                  residual =
                      feedback.store ? Access(inout(feedback.residual, values)) : Access(in(feedback.residual, values)),
@@ -167,10 +165,10 @@ void cast_pieces(uint8_t* pieces, const float* inp, int world, size_t count, con
 }
 
 // Each thread sums eight elements, which lie in one block.
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     sum_fp8_pieces_kernel(float* out, const uint8_t* pieces, int world, size_t count, bool accumulate, bool vector) {
     const Fp8Piece piece{count};
-    const size_t first = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * kPerThread;
+    const size_t first = (static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x) * kPerThread;
     if (first >= count) return;
     const bool whole = vector && first + kPerThread <= count;
     float sum[8] = {};
@@ -198,7 +196,7 @@ void sum_fp8_pieces(float* to, const uint8_t* pieces, int world, size_t count, b
     if (count == 0) return;
     const bool vector = is_aligned(to, 16);
     launch<sum_fp8_pieces_kernel>(
-        {static_cast<unsigned>(div_up<size_t>(count, kThreads * kPerThread)), kThreads, 0, stream},
+        {static_cast<unsigned>(div_up<size_t>(count, kBlockThreads * kPerThread)), kBlockThreads, 0, stream},
         {accumulate ? inout(to, count) : out(to, count),
          in(pieces, Fp8Piece{count}.bytes() * static_cast<size_t>(world))},
         to, pieces, world, count, accumulate, vector);

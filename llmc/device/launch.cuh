@@ -40,6 +40,9 @@
 
 namespace llmc {
 
+// Threads of a block, and elements of a thread, of kernels that have no reason for other numbers.
+constexpr int kBlockThreads = 256, kBlockWarps = kBlockThreads / 32, kPerThread = 8;
+
 struct LaunchConfig {
     dim3 grid, block;
     size_t shared_bytes;

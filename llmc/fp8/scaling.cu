@@ -7,9 +7,7 @@
 
 namespace llmc {
 
-namespace {
-
-constexpr int kThreads = 128;
+constexpr int kScalingThreads = 128;
 
 // An Fp8Config as plain numbers, for kernels.
 struct ScaleRule {
@@ -20,7 +18,7 @@ struct ScaleRule {
     int history;
 };
 
-ScaleRule scale_rule(const Fp8Config& config) {
+static ScaleRule scale_rule(const Fp8Config& config) {
     return {config.grad == Fp8Grad::e5m2 ? kE5M2Max : kE4M3Max, std::exp2(static_cast<float>(config.margin)),
             config.pow2_scales, config.algorithm, config.history};
 }
@@ -189,12 +187,10 @@ static __global__ void fp8_judge_kernel(Fp8Verdict* verdicts, Fp8Watch* watches,
     verdicts[i] = verdict;
 }
 
-LaunchConfig one_thread_each(int count, stream_t stream, const char* file = __builtin_FILE(),
-                             int line = __builtin_LINE()) {
-    return {dim3(static_cast<unsigned>(div_up(count, kThreads))), dim3(kThreads), 0, stream, file, line};
+static LaunchConfig one_thread_each(int count, stream_t stream, const char* file = __builtin_FILE(),
+                                    int line = __builtin_LINE()) {
+    return {dim3(static_cast<unsigned>(div_up(count, kScalingThreads))), dim3(kScalingThreads), 0, stream, file, line};
 }
-
-}  // namespace
 
 void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& config, stream_t stream) {
     Fp8State* range = states + first;

@@ -10,42 +10,41 @@
 
 namespace llmc {
 
-constexpr int kThreads = 256;
-
 // ---- forward: GELU and ReLU squared --------------------------------------------------------------------------------
 
 // A thread has kVectors vectors of eight elements; each is contiguous over the block.
 template <class Formula, int kVectors, class Real>
 LLMC_DEVICE void activate(Real* out, const Real* inp, size_t n) {
-    const size_t first = (static_cast<size_t>(blockIdx.x) * kVectors * kThreads + threadIdx.x) * 8;
+    const size_t first = (static_cast<size_t>(blockIdx.x) * kVectors * kBlockThreads + threadIdx.x) * 8;
     if (first >= n) return;
     float x[kVectors][8] = {};
     LLMC_UNROLL
     for (int v = 0; v < kVectors; v++) {
-        if (v == 0 || first + v * kThreads * 8 < n) load8(inp + first + v * kThreads * 8, x[v]);
+        if (v == 0 || first + v * kBlockThreads * 8 < n) load8(inp + first + v * kBlockThreads * 8, x[v]);
     }
     LLMC_UNROLL
     for (int v = 0; v < kVectors; v++) {
         for (int i = 0; i < 8; i++) x[v][i] = Formula::value(x[v][i]);
-        if (v == 0 || first + v * kThreads * 8 < n) store8(out + first + v * kThreads * 8, x[v]);
+        if (v == 0 || first + v * kBlockThreads * 8 < n) store8(out + first + v * kBlockThreads * 8, x[v]);
     }
 }
 
 constexpr int kGeluVectors = 2;
 template <class Real>
-static __global__ void __launch_bounds__(kThreads) gelu_forward_kernel(Real* out, const Real* inp, size_t n) {
+static __global__ void __launch_bounds__(kBlockThreads) gelu_forward_kernel(Real* out, const Real* inp, size_t n) {
     activate<Gelu, kGeluVectors>(out, inp, n);
 }
 
 template <class Real>
-static __global__ void __launch_bounds__(kThreads) relu2_forward_kernel(Real* out, const Real* inp, size_t n) {
+static __global__ void __launch_bounds__(kBlockThreads) relu2_forward_kernel(Real* out, const Real* inp, size_t n) {
     activate<Relu2, 1>(out, inp, n);
 }
 
 // n = N F elements, each thread with this many vectors.
 static LaunchConfig element_blocks(const char* launcher, int N, int F, int vectors, stream_t stream) {
     check_rows(launcher, N, F);
-    return {dim3(div_up<size_t>(static_cast<size_t>(N) * F, vectors * kThreads * 8)), dim3(kThreads), 0, stream};
+    return {dim3(div_up<size_t>(static_cast<size_t>(N) * F, vectors * kBlockThreads * 8)), dim3(kBlockThreads), 0,
+            stream};
 }
 
 // ---- backward with a bias gradient: GELU ---------------------------------------------------------------------------
@@ -91,7 +90,7 @@ static void gelu_backward(Real* dinp, const BiasGradient& bias, const Real* dout
 
 template <class Formula, class Real>
 LLMC_DEVICE void activate_backward(Real* dinp, const Real* dout, const Real* inp, size_t n) {
-    const size_t at = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * 8;
+    const size_t at = (static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x) * 8;
     if (at >= n) return;
     float x[8], d[8];
     load8(inp + at, x);
@@ -101,7 +100,7 @@ LLMC_DEVICE void activate_backward(Real* dinp, const Real* dout, const Real* inp
 }
 
 template <class Real>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     relu2_backward_kernel(Real* dinp, const Real* dout, const Real* inp, size_t n) {
     activate_backward<Relu2>(dinp, dout, inp, n);
 }
@@ -113,7 +112,7 @@ struct SwigluPlace {
     size_t out, gate;
     bool inside;
     LLMC_DEVICE SwigluPlace(int N, int F) {
-        const unsigned piece = blockIdx.x * kThreads + threadIdx.x, pieces_per_row = static_cast<unsigned>(F) / 8;
+        const unsigned piece = blockIdx.x * kBlockThreads + threadIdx.x, pieces_per_row = static_cast<unsigned>(F) / 8;
         const unsigned row = piece / pieces_per_row;
         out = static_cast<size_t>(piece) * 8;
         gate = out + static_cast<size_t>(row) * F;
@@ -122,7 +121,8 @@ struct SwigluPlace {
 };
 
 template <class Real>
-static __global__ void __launch_bounds__(kThreads) swiglu_forward_kernel(Real* out, const Real* inp, int N, int F) {
+static __global__ void __launch_bounds__(kBlockThreads)
+    swiglu_forward_kernel(Real* out, const Real* inp, int N, int F) {
     const SwigluPlace at(N, F);
     if (!at.inside) return;
     float gate[8], up[8];
@@ -133,7 +133,7 @@ static __global__ void __launch_bounds__(kThreads) swiglu_forward_kernel(Real* o
 }
 
 template <class Real>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     swiglu_backward_kernel(Real* dinp, const Real* dout, const Real* inp, int N, int F) {
     const SwigluPlace at(N, F);
     if (!at.inside) return;
@@ -148,11 +148,11 @@ static __global__ void __launch_bounds__(kThreads)
 
 static LaunchConfig swiglu_blocks(const char* launcher, int N, int F, stream_t stream) {
     check_rows(launcher, N, F);
-    const size_t blocks = div_up<size_t>(static_cast<size_t>(N) * F / 8, kThreads);
-    if (blocks * kThreads > 0xffffffffu)
+    const size_t blocks = div_up<size_t>(static_cast<size_t>(N) * F / 8, kBlockThreads);
+    if (blocks * kBlockThreads > 0xffffffffu)
         throw Error(ExitCode::failure,
                     "{}: N={} rows of F={} are too many for 32-bit indices; use a smaller micro-batch", launcher, N, F);
-    return {dim3(blocks), dim3(kThreads), 0, stream};
+    return {dim3(blocks), dim3(kBlockThreads), 0, stream};
 }
 
 // ---- launchers -----------------------------------------------------------------------------------------------------

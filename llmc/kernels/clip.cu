@@ -10,24 +10,23 @@
 
 namespace llmc {
 
-constexpr int kThreads = 256, kPerThread = 8;
-
 // ---- norm ----------------------------------------------------------------------------------------------------------
 
 // A block takes at least this many elements, so that its reduction costs little next to reading them.
 constexpr size_t kElementsPerBlock = 32768;
 // A large tensor gets enough blocks to fill any GPU, but no more partial sums than one block can add quickly.
-constexpr size_t kMaxBlocks = 1024;
+constexpr size_t kNormBlocks = 1024;
 
-size_t global_norm_blocks(size_t n) { return std::min(div_up(n, kElementsPerBlock), kMaxBlocks); }
+size_t global_norm_blocks(size_t n) { return std::min(div_up(n, kElementsPerBlock), kNormBlocks); }
 
 template <class T>
-static __global__ void __launch_bounds__(kThreads) global_norm_kernel(double* partials, const T* grad, size_t n) {
-    LLMC_SHARED(double, sums, [kThreads]);
-    const size_t stride = static_cast<size_t>(gridDim.x) * kThreads * 8;
+static __global__ void __launch_bounds__(kBlockThreads) global_norm_kernel(double* partials, const T* grad, size_t n) {
+    LLMC_SHARED(double, sums, [kBlockThreads]);
+    const size_t stride = static_cast<size_t>(gridDim.x) * kBlockThreads * 8;
     const int lane = static_cast<int>(threadIdx.x) % 32, warp_first = static_cast<int>(threadIdx.x) - lane;
     double sum = 0;
-    for (size_t first = (static_cast<size_t>(blockIdx.x) * kThreads + warp_first) * 8; first < n; first += stride) {
+    for (size_t first = (static_cast<size_t>(blockIdx.x) * kBlockThreads + warp_first) * 8; first < n;
+         first += stride) {
         const size_t i = first + lane * 4;
         float g[8];
         if (i + kFoursApart + 4 <= n) {
@@ -54,7 +53,7 @@ void global_norm_partials(double* partials, const StateArray& grad, size_t n, st
     check_aligned("global_norm_partials", {grad.values});
     const size_t blocks = global_norm_blocks(n);
     grad.typed([&]<class T>(const T* values) {
-        host::launch_or_loop<global_norm_kernel<T>, host::global_norm<T>>({dim3(blocks), kThreads, 0, stream},
+        host::launch_or_loop<global_norm_kernel<T>, host::global_norm<T>>({dim3(blocks), kBlockThreads, 0, stream},
                                                                           out(partials, blocks), in(values, n), n);
     });
 }
@@ -64,7 +63,7 @@ void global_norm_partials(double* partials, const StateArray& grad, size_t n, st
 // Applies change(x) to every element, eight per thread.
 template <class Change>
 LLMC_DEVICE void change_elements(float* grad, size_t n, const Change& change) {
-    const size_t first = static_cast<size_t>(blockIdx.x) * kThreads * kPerThread + first_of_fours(threadIdx.x);
+    const size_t first = static_cast<size_t>(blockIdx.x) * kBlockThreads * kPerThread + first_of_fours(threadIdx.x);
     if (first >= n) return;
     float x[8];
     load_group(grad + first, n - first, x);
@@ -73,29 +72,31 @@ LLMC_DEVICE void change_elements(float* grad, size_t n, const Change& change) {
     store_group(grad + first, n - first, x);
 }
 
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     clip_values_kernel(float* grad, size_t n, float clip, const float* loss_scale) {
     const float limit = clip * *loss_scale;
     change_elements(grad, n, [limit](float x) { return fminf(fmaxf(x, -limit), limit); });
 }
 
-static __global__ void __launch_bounds__(kThreads) scale_gradient_kernel(float* grad, size_t n, const float* factor) {
+static __global__ void __launch_bounds__(kBlockThreads)
+    scale_gradient_kernel(float* grad, size_t n, const float* factor) {
     const float by = *factor;
     if (by == 1) return;
     change_elements(grad, n, [by](float x) { return x * by; });
 }
 
-static __global__ void __launch_bounds__(kThreads) add_partials_kernel(double* sum, const double* partials, size_t n) {
-    LLMC_SHARED(double, sums, [kThreads]);
+static __global__ void __launch_bounds__(kBlockThreads)
+    add_partials_kernel(double* sum, const double* partials, size_t n) {
+    LLMC_SHARED(double, sums, [kBlockThreads]);
     double mine = 0;
-    for (size_t i = threadIdx.x; i < n; i += kThreads) mine += partials[i];
+    for (size_t i = threadIdx.x; i < n; i += kBlockThreads) mine += partials[i];
     mine = block_sum(sums, threadIdx.x, mine);
     if (threadIdx.x == 0) *sum = mine;
 }
 
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     clip_factors_kernel(float* factors, const double* squares, size_t n, double clip, const float* loss_scale) {
-    const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+    const size_t i = static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
     if (i >= n) return;
     const double norm = static_cast<float>(sqrt(squares[i]) / static_cast<double>(*loss_scale));
     factors[i] = static_cast<float>(norm > clip ? clip / norm : 1.0);
@@ -106,26 +107,26 @@ static dim3 blocks_for(size_t n, size_t per_block) { return dim3(div_up(n, per_b
 void clip_values(float* grad, size_t n, double clip, const float* loss_scale, stream_t stream) {
     if (n == 0) return;
     check_aligned("clip_values", {grad});
-    launch<clip_values_kernel>({blocks_for(n, kThreads * kPerThread), kThreads, 0, stream}, inout(grad, n), n,
+    launch<clip_values_kernel>({blocks_for(n, kBlockThreads * kPerThread), kBlockThreads, 0, stream}, inout(grad, n), n,
                                static_cast<float>(clip), in(loss_scale, 1));
 }
 
 void add_partials(double* sum, const double* partials, size_t n, stream_t stream) {
-    launch<add_partials_kernel>({1, kThreads, 0, stream}, out(sum, 1), in(partials, n), n);
+    launch<add_partials_kernel>({1, kBlockThreads, 0, stream}, out(sum, 1), in(partials, n), n);
 }
 
 void clip_factors(float* factors, const double* squares, size_t n, double clip, const float* loss_scale,
                   stream_t stream) {
     if (n == 0) return;
-    launch<clip_factors_kernel>({blocks_for(n, kThreads), kThreads, 0, stream}, out(factors, n), in(squares, n), n,
-                                clip, in(loss_scale, 1));
+    launch<clip_factors_kernel>({blocks_for(n, kBlockThreads), kBlockThreads, 0, stream}, out(factors, n),
+                                in(squares, n), n, clip, in(loss_scale, 1));
 }
 
 void scale_gradient(float* grad, size_t n, const float* factor, stream_t stream) {
     if (n == 0) return;
     check_aligned("scale_gradient", {grad});
-    launch<scale_gradient_kernel>({blocks_for(n, kThreads * kPerThread), kThreads, 0, stream}, inout(grad, n), n,
-                                  in(factor, 1));
+    launch<scale_gradient_kernel>({blocks_for(n, kBlockThreads * kPerThread), kBlockThreads, 0, stream}, inout(grad, n),
+                                  n, in(factor, 1));
 }
 
 // ---- QK-clip --------------------------------------------------------------------------------------------------------

@@ -11,17 +11,14 @@
 namespace llmc {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kPerThread = 8;
-
-unsigned blocks_for(size_t n) { return static_cast<unsigned>(div_up<size_t>(n, kThreads * kPerThread)); }
+unsigned blocks_for(size_t n) { return static_cast<unsigned>(div_up<size_t>(n, kBlockThreads * kPerThread)); }
 
 }  // namespace
 
 // Index of the first of this thread's eight elements, which are two fours of its warp's 256 (vector.cuh). A thread at
 // the end that has fewer than eight processes them one by one.
 LLMC_DEVICE size_t first_element() {
-    return static_cast<size_t>(blockIdx.x) * kThreads * kPerThread + first_of_fours(static_cast<int>(threadIdx.x));
+    return static_cast<size_t>(blockIdx.x) * kBlockThreads * kPerThread + first_of_fours(static_cast<int>(threadIdx.x));
 }
 constexpr size_t kSpan = kFoursApart + 4;
 template <class F>
@@ -35,7 +32,7 @@ LLMC_DEVICE void for_each_left(size_t first, size_t n, F&& f) {
 // ---- cast ----------------------------------------------------------------------------------------------------------
 
 template <class To, class From>
-static __global__ void __launch_bounds__(kThreads) cast_kernel(To* out, const From* inp, size_t n) {
+static __global__ void __launch_bounds__(kBlockThreads) cast_kernel(To* out, const From* inp, size_t n) {
     const size_t first = first_element();
     if (first + kSpan <= n) {
         float values[8];
@@ -50,7 +47,7 @@ template <class To, class From>
 void cast(To* out_pointer, const From* inp, size_t n, stream_t stream) {
     if (n == 0) return;
     check_aligned("cast", {out_pointer, inp});
-    launch<cast_kernel<To, From>>({blocks_for(n), kThreads, 0, stream}, out(out_pointer, n), in(inp, n), n);
+    launch<cast_kernel<To, From>>({blocks_for(n), kBlockThreads, 0, stream}, out(out_pointer, n), in(inp, n), n);
 }
 
 template void cast<bf16, float>(bf16*, const float*, size_t, stream_t);
@@ -73,18 +70,19 @@ LLMC_DEVICE void combine_elements(Out* out, const A* a, const B* b, size_t n, co
     }
 }
 
-static __global__ void __launch_bounds__(kThreads) add_kernel(float* out, const float* a, const float* b, size_t n) {
+static __global__ void __launch_bounds__(kBlockThreads)
+    add_kernel(float* out, const float* a, const float* b, size_t n) {
     combine_elements(out, a, b, n, [](float x, float y) { return x + y; });
 }
 
 void add(float* out_pointer, const float* a, const float* b, size_t n, stream_t stream) {
     if (n == 0) return;
     check_aligned("add", {out_pointer, a, b});
-    launch<add_kernel>({blocks_for(n), kThreads, 0, stream}, out(out_pointer, n), in(a, n), in(b, n), n);
+    launch<add_kernel>({blocks_for(n), kBlockThreads, 0, stream}, out(out_pointer, n), in(a, n), in(b, n), n);
 }
 
 template <class T>
-static __global__ void __launch_bounds__(kThreads) subtract_kernel(float* out, const T* a, size_t n) {
+static __global__ void __launch_bounds__(kBlockThreads) subtract_kernel(float* out, const T* a, size_t n) {
     combine_elements(out, a, out, n, [](float x, float y) { return x - y; });
 }
 
@@ -92,14 +90,14 @@ void subtract_from(float* out, const StateArray& a, size_t n, stream_t stream) {
     if (n == 0) return;
     check_aligned("subtract_from", {out, a.values});
     a.typed([&]<class T>(const T* values) {
-        launch<subtract_kernel<T>>({blocks_for(n), kThreads, 0, stream}, inout(out, n), in(values, n), n);
+        launch<subtract_kernel<T>>({blocks_for(n), kBlockThreads, 0, stream}, inout(out, n), in(values, n), n);
     });
 }
 
 // ---- averages of weights --------------------------------------------------------------------------------------------
 
 template <class T>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     add_to_average_kernel(float* average, const T* values, float share, size_t n) {
     combine_elements(average, values, average, n, [share](float value, float before) {
         return share == 1.0f ? value : fmaf(share, value - before, before);
@@ -110,15 +108,15 @@ void add_to_average(float* average, const StateArray& values, float share, size_
     if (n == 0) return;
     check_aligned("add_to_average", {average, values.values});
     values.typed([&]<class T>(const T* weights) {
-        launch<add_to_average_kernel<T>>({blocks_for(n), kThreads, 0, stream}, inout(average, n), in(weights, n), share,
-                                         n);
+        launch<add_to_average_kernel<T>>({blocks_for(n), kBlockThreads, 0, stream}, inout(average, n), in(weights, n),
+                                         share, n);
     });
 }
 
 // ---- gradients in BF16 ---------------------------------------------------------------------------------------------
 
 // A thread's two fours each take their random bits from one word.
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     add_gradients_kernel(bf16* gradients, const float* pieces, int added, size_t n, bool first, StateRounding rounding,
                          int64_t batch) {
     const size_t begin = first_element();
@@ -153,7 +151,8 @@ void add_gradients(bf16* gradients, const float* pieces, int added, size_t n, bo
     if (rounding.first % 4 != 0 || (added > 1 && n % 8 != 0))
         throw Error(ExitCode::failure, "add_gradients: {} pieces of {} gradients from place {} on", added, n,
                     rounding.first);
-    launch<add_gradients_kernel>({blocks_for(n), kThreads, 0, stream}, first ? out(gradients, n) : inout(gradients, n),
+    launch<add_gradients_kernel>({blocks_for(n), kBlockThreads, 0, stream},
+                                 first ? out(gradients, n) : inout(gradients, n),
                                  in(pieces, n * static_cast<size_t>(added)), added, n, first, rounding, batch);
 }
 
@@ -161,17 +160,17 @@ void add_gradients(bf16* gradients, const float* pieces, int added, size_t n, bo
 
 // A block takes at least this many words or values, so that its sum costs little next to reading them. A large tensor
 // gets enough blocks to fill any GPU.
-constexpr size_t kWordsPerBlock = 16 * kThreads;
-constexpr size_t kMaxBlocks = 1024;
+constexpr size_t kWordsPerBlock = 16 * kBlockThreads;
+constexpr size_t kChecksumBlocks = 1024;
 
 LLMC_DEVICE uint64_t mix(uint64_t word, size_t place) { return mix64(word + (place + 1) * kGolden64); }
 
-static __global__ void __launch_bounds__(kThreads, 8)
+static __global__ void __launch_bounds__(kBlockThreads, 8)
     checksum_kernel(uint64_t* sum, const uint8_t* data, size_t bytes) {
-    LLMC_SHARED(uint64_t, sums, [kThreads]);
+    LLMC_SHARED(uint64_t, sums, [kBlockThreads]);
     const uint64_t* words = reinterpret_cast<const uint64_t*>(data);
-    const size_t whole = bytes / 8, stride = static_cast<size_t>(gridDim.x) * kThreads;
-    const size_t first = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+    const size_t whole = bytes / 8, stride = static_cast<size_t>(gridDim.x) * kBlockThreads;
+    const size_t first = static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
     uint64_t mine = 0;
     for (size_t i = first; i < whole; i += stride) mine += mix(words[i], i);
     if (first == 0 && bytes % 8 != 0) {
@@ -187,18 +186,18 @@ void checksum(uint64_t* sum, const void* data, size_t bytes, stream_t stream) {
     if (bytes == 0) return;
     if (reinterpret_cast<uintptr_t>(data) % 8 != 0)
         throw Error(ExitCode::failure, "checksum: pointer {} is not 8-byte aligned", data);
-    const size_t blocks = std::clamp<size_t>(bytes / 8 / kWordsPerBlock, 1, kMaxBlocks);
-    launch<checksum_kernel>({dim3(blocks), kThreads, 0, stream}, inout(sum, 1),
+    const size_t blocks = std::clamp<size_t>(bytes / 8 / kWordsPerBlock, 1, kChecksumBlocks);
+    launch<checksum_kernel>({dim3(blocks), kBlockThreads, 0, stream}, inout(sum, 1),
                             in(static_cast<const uint8_t*>(data), bytes), bytes);
 }
 
 template <class T>
-static __global__ void __launch_bounds__(kThreads, 8)
+static __global__ void __launch_bounds__(kBlockThreads, 8)
     checksum_values_kernel(uint64_t* sum, const T* values, uint64_t key, size_t first, size_t n) {
-    LLMC_SHARED(uint64_t, sums, [kThreads]);
-    const size_t stride = static_cast<size_t>(gridDim.x) * kThreads;
+    LLMC_SHARED(uint64_t, sums, [kBlockThreads]);
+    const size_t stride = static_cast<size_t>(gridDim.x) * kBlockThreads;
     uint64_t mine = 0;
-    for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += stride)
+    for (size_t i = static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x; i < n; i += stride)
         mine += mix(key + float_bits(to_float(values[i])), first + i);
     mine = block_sum(sums, threadIdx.x, mine);
     if (threadIdx.x == 0) atomic_add(sum, mine);
@@ -206,10 +205,10 @@ static __global__ void __launch_bounds__(kThreads, 8)
 
 void checksum_values(uint64_t* sum, const StateArray& values, uint64_t key, size_t first, size_t n, stream_t stream) {
     if (n == 0) return;
-    const size_t blocks = std::clamp<size_t>(n / kWordsPerBlock, 1, kMaxBlocks);
+    const size_t blocks = std::clamp<size_t>(n / kWordsPerBlock, 1, kChecksumBlocks);
     values.typed([&]<class T>(const T* data) {
-        launch<checksum_values_kernel<T>>({dim3(blocks), kThreads, 0, stream}, inout(sum, 1), in(data, n), key, first,
-                                          n);
+        launch<checksum_values_kernel<T>>({dim3(blocks), kBlockThreads, 0, stream}, inout(sum, 1), in(data, n), key,
+                                          first, n);
     });
 }
 

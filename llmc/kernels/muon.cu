@@ -8,19 +8,18 @@
 
 namespace llmc {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
 constexpr double kSmallestNorm = 1e-7;     // torch.optim.Muon's eps
 constexpr float kSmallestSecond = 1e-10f;  // from the published code
-constexpr int kTile = 32;
+constexpr int kTransposeTile = 32;
 
 // ---- momentum ------------------------------------------------------------------------------------------------------
 
 template <class Real, class Gradient>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     muon_momentum_kernel(float* m_pointer, Real* u_pointer, const Gradient* grad, size_t count, MuonMomentum config,
                          bool nesterov, const StepState* state) {
-    const size_t first = static_cast<size_t>(blockIdx.x) * kThreads * kUpdatePerThread + first_of_fours(threadIdx.x);
+    const size_t first =
+        static_cast<size_t>(blockIdx.x) * kBlockThreads * kUpdatePerThread + first_of_fours(threadIdx.x);
     if (first >= count) return;
     const size_t left = count - first;
     float m[8], g[8], u[8];
@@ -47,25 +46,26 @@ void muon_momentum(float* m, Real* u, const StateArray& grad, size_t count, cons
                    const StepState* state, stream_t stream) {
     if (count == 0) return;
     check_aligned("muon_momentum", {m, u, grad.values});
-    const size_t blocks = div_up<size_t>(count, kThreads * kUpdatePerThread);
+    const size_t blocks = div_up<size_t>(count, kBlockThreads * kUpdatePerThread);
     grad.typed([&]<class Gradient>(const Gradient* gradients) {
         host::launch_or_loop<muon_momentum_kernel<Real, Gradient>, host::muon_momentum<Real, Gradient>>(
-            {dim3(blocks), kThreads, 0, stream}, inout(m, count), out(u, count), in(gradients, count), count, momentum,
-            nesterov, in(state, 1));
+            {dim3(blocks), kBlockThreads, 0, stream}, inout(m, count), out(u, count), in(gradients, count), count,
+            momentum, nesterov, in(state, 1));
     });
 }
 
 // ---- norm ----------------------------------------------------------------------------------------------------------
 
-constexpr size_t kNormPerBlock = kThreads * 64;
+constexpr size_t kNormPerBlock = kBlockThreads * 64;
 size_t muon_norm_blocks(size_t count) { return div_up<size_t>(count, kNormPerBlock); }
 
 template <class Real>
-static __global__ void __launch_bounds__(kThreads) muon_norm_kernel(double* partials, const Real* x, size_t count) {
-    LLMC_SHARED(double, sums, [kThreads]);
+static __global__ void __launch_bounds__(kBlockThreads)
+    muon_norm_kernel(double* partials, const Real* x, size_t count) {
+    LLMC_SHARED(double, sums, [kBlockThreads]);
     const size_t begin = static_cast<size_t>(blockIdx.x) * kNormPerBlock;
     double sum = 0;
-    for (size_t i = begin + threadIdx.x; i < begin + kNormPerBlock && i < count; i += kThreads) {
+    for (size_t i = begin + threadIdx.x; i < begin + kNormPerBlock && i < count; i += kBlockThreads) {
         const double value = static_cast<double>(to_float(x[i]));
         sum += value * value;
     }
@@ -73,11 +73,11 @@ static __global__ void __launch_bounds__(kThreads) muon_norm_kernel(double* part
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     muon_inverse_norm_kernel(float* inverse, const double* partials, size_t blocks, double factor) {
-    LLMC_SHARED(double, sums, [kThreads]);
+    LLMC_SHARED(double, sums, [kBlockThreads]);
     double sum = 0;
-    for (size_t i = threadIdx.x; i < blocks; i += kThreads) sum += partials[i];
+    for (size_t i = threadIdx.x; i < blocks; i += kBlockThreads) sum += partials[i];
     sum = block_sum(sums, threadIdx.x, sum);
     if (threadIdx.x != 0) return;
     const double norm = factor * sqrt(sum);
@@ -87,22 +87,25 @@ static __global__ void __launch_bounds__(kThreads)
 template <class Real>
 void muon_inverse_norm(float* inverse, double* partials, const Real* x, size_t count, double factor, stream_t stream) {
     const size_t blocks = muon_norm_blocks(count);
-    host::launch_or_loop<muon_norm_kernel<Real>, host::muon_norm<Real>>({dim3(blocks), kThreads, 0, stream},
+    host::launch_or_loop<muon_norm_kernel<Real>, host::muon_norm<Real>>({dim3(blocks), kBlockThreads, 0, stream},
                                                                         out(partials, blocks), in(x, count), count);
-    launch<muon_inverse_norm_kernel>({1, kThreads, 0, stream}, out(inverse, 1), in(partials, blocks), blocks, factor);
+    launch<muon_inverse_norm_kernel>({1, kBlockThreads, 0, stream}, out(inverse, 1), in(partials, blocks), blocks,
+                                     factor);
 }
 
 // ---- orientation ---------------------------------------------------------------------------------------------------
 
 // A block takes a tile of 32 x 32 through shared memory, so that both sides are read and written along rows.
 template <class Real>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     copy_matrix_kernel(Real* out, const Real* inp, int rows, int columns, bool transpose, const float* factors,
                        FactorOf factor_of) {
-    LLMC_SHARED(float, tile, [kTile][kTile + 1]);
-    const int lane = static_cast<int>(threadIdx.x) % kTile, warp = static_cast<int>(threadIdx.x) / kTile;
-    const int first_row = static_cast<int>(blockIdx.y) * kTile, first_column = static_cast<int>(blockIdx.x) * kTile;
-    for (int r = warp; r < kTile; r += kWarps) {
+    LLMC_SHARED(float, tile, [kTransposeTile][kTransposeTile + 1]);
+    const int lane = static_cast<int>(threadIdx.x) % kTransposeTile,
+              warp = static_cast<int>(threadIdx.x) / kTransposeTile;
+    const int first_row = static_cast<int>(blockIdx.y) * kTransposeTile,
+              first_column = static_cast<int>(blockIdx.x) * kTransposeTile;
+    for (int r = warp; r < kTransposeTile; r += kBlockWarps) {
         const int row = first_row + r, column = first_column + lane;
         if (row >= rows || column >= columns) continue;
         float factor = 1.0f;
@@ -111,7 +114,7 @@ static __global__ void __launch_bounds__(kThreads)
         tile[r][lane] = to_float(inp[static_cast<size_t>(row) * columns + column]) * factor;
     }
     __syncthreads();
-    for (int r = warp; r < kTile; r += kWarps) {
+    for (int r = warp; r < kTransposeTile; r += kBlockWarps) {
         const int row = transpose ? first_row + lane : first_row + r;
         const int column = transpose ? first_column + r : first_column + lane;
         if (row >= rows || column >= columns) continue;
@@ -129,9 +132,9 @@ void copy_matrix(Real* out, const Real* inp, int rows, int columns, bool transpo
                           : factor_of == FactorOf::matrix ? 1
                           : factor_of == FactorOf::row    ? rows
                                                           : columns;
-    const dim3 grid(div_up(columns, kTile), div_up(rows, kTile));
+    const dim3 grid(div_up(columns, kTransposeTile), div_up(rows, kTransposeTile));
     host::launch_or_loop<copy_matrix_kernel<Real>, host::copy_matrix<Real>>(
-        {grid, kThreads, 0, stream}, llmc::out(out, count), in(inp, count), rows, columns, transpose,
+        {grid, kBlockThreads, 0, stream}, llmc::out(out, count), in(inp, count), rows, columns, transpose,
         in(n_factors > 0 ? factors : nullptr, n_factors), factor_of);
 }
 
@@ -139,10 +142,10 @@ void copy_matrix(Real* out, const Real* inp, int rows, int columns, bool transpo
 
 // Mean square of each row. One warp per row.
 template <class Real>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     row_squares_kernel(float* squares, const Real* x, int rows, int columns) {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    const int row = static_cast<int>(blockIdx.x) * kWarps + warp;
+    const int row = static_cast<int>(blockIdx.x) * kBlockWarps + warp;
     if (row >= rows) return;
     float sum = 0;
     for (int c = lane; c < columns; c += 32) {
@@ -155,13 +158,13 @@ static __global__ void __launch_bounds__(kThreads)
 
 // Mean square of each column. A block has 32 columns, and every warp some of their rows.
 template <class Real>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     column_squares_kernel(float* squares, const Real* x, int rows, int columns) {
-    LLMC_SHARED(float, sums, [kWarps][32]);
+    LLMC_SHARED(float, sums, [kBlockWarps][32]);
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int column = static_cast<int>(blockIdx.x) * 32 + lane;
     float sum = 0;
-    for (int r = warp; r < rows && column < columns; r += kWarps) {
+    for (int r = warp; r < rows && column < columns; r += kBlockWarps) {
         const float value = to_float(x[static_cast<size_t>(r) * columns + column]);
         sum += value * value;
     }
@@ -169,25 +172,25 @@ static __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     if (warp != 0 || column >= columns) return;
     float total = 0;
-    for (int w = 0; w < kWarps; w++) total += sums[w][lane];
+    for (int w = 0; w < kBlockWarps; w++) total += sums[w][lane];
     squares[column] = total / static_cast<float>(rows);
 }
 
 template <class Real>
 static void row_squares(float* squares, const Real* x, int rows, int columns, stream_t stream) {
     host::launch_or_loop<row_squares_kernel<Real>, host::row_squares<Real>>(
-        {dim3(div_up(rows, kWarps)), kThreads, 0, stream}, out(squares, rows),
+        {dim3(div_up(rows, kBlockWarps)), kBlockThreads, 0, stream}, out(squares, rows),
         in(x, static_cast<size_t>(rows) * columns), rows, columns);
 }
 
 // One block for all lines (rows or columns).
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     normuon_factors_kernel(float* factors, float* second, const float* squares, int lines, float beta2,
                            float one_minus_beta2, const StepState* state) {
-    LLMC_SHARED(double, sums, [kThreads]);
+    LLMC_SHARED(double, sums, [kBlockThreads]);
     LLMC_SHARED(float, ratio, [1]);
     double before = 0, after = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < lines; i += kThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < lines; i += kBlockThreads) {
         const float average = beta2 * second[i] + one_minus_beta2 * squares[i];
         const float factor = 1.0f / sqrtf(average > kSmallestSecond ? average : kSmallestSecond);
         if (!state->skip) second[i] = average;
@@ -200,7 +203,7 @@ static __global__ void __launch_bounds__(kThreads)
     after = block_sum(sums, threadIdx.x, after);
     if (threadIdx.x == 0) ratio[0] = after > 0 ? static_cast<float>(sqrt(before / after)) : 0.0f;
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < lines; i += kThreads) factors[i] *= ratio[0];
+    for (int i = static_cast<int>(threadIdx.x); i < lines; i += kBlockThreads) factors[i] *= ratio[0];
 }
 
 template <class Real>
@@ -212,8 +215,8 @@ void normuon_factors(float* factors, float* second, float* squares, const Real* 
         row_squares(squares, x, rows, columns, stream);
     else
         host::launch_or_loop<column_squares_kernel<Real>, host::column_squares<Real>>(
-            {dim3(div_up(columns, 32)), kThreads, 0, stream}, out(squares, columns), in(x, count), rows, columns);
-    launch<normuon_factors_kernel>({1, kThreads, 0, stream}, out(factors, lines), inout(second, lines),
+            {dim3(div_up(columns, 32)), kBlockThreads, 0, stream}, out(squares, columns), in(x, count), rows, columns);
+    launch<normuon_factors_kernel>({1, kBlockThreads, 0, stream}, out(factors, lines), inout(second, lines),
                                    in(squares, lines), lines, static_cast<float>(beta2),
                                    static_cast<float>(1.0 - beta2), in(state, 1));
 }

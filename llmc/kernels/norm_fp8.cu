@@ -17,7 +17,6 @@ namespace llmc {
 
 namespace {
 
-constexpr int kBlockWarps = 8;  // at most
 constexpr int kBlockTeams = 4;  // at most, of more than one warp
 
 // Bytes of the kernel's static arrays.

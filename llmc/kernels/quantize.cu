@@ -71,7 +71,7 @@ void quantize_weight(const Quantized<e4m3>& to, const StateArray& masters, int R
 
 // ---- a slice of a weight, and the transposition of codes -----------------------------------------------------------
 
-constexpr int kPerThread = 16;
+constexpr int kSlicePerThread = 16;
 
 template <class Master>
 static __global__ void __launch_bounds__(kQuantizeThreads)
@@ -79,9 +79,10 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
     LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
     QuantizeTally tally;
     const float scale = state->scale;
-    const size_t at = static_cast<size_t>(blockIdx.x) * kQuantizeThreads * kPerThread + first_of_fours(threadIdx.x);
+    const size_t at =
+        static_cast<size_t>(blockIdx.x) * kQuantizeThreads * kSlicePerThread + first_of_fours(threadIdx.x);
     LLMC_UNROLL
-    for (int h = 0; h < kPerThread / 8; h++) {
+    for (int h = 0; h < kSlicePerThread / 8; h++) {
         const size_t first = at + static_cast<size_t>(h) * 8 * kQuantizeThreads;
         if (first >= count) continue;
         float x[8];
@@ -112,7 +113,8 @@ void quantize_flat(e4m3* codes, const StateArray& masters, size_t count, Fp8Stat
         reinterpret_cast<uintptr_t>(masters.values) % 16 != 0 || reinterpret_cast<uintptr_t>(codes) % 4 != 0)
         throw Error(ExitCode::failure, "quantize_flat: weights are measured, then written, from aligned memory");
     e4m3* target = writes_fp8(pass) ? codes : nullptr;
-    const unsigned blocks = static_cast<unsigned>(div_up(count, static_cast<size_t>(kQuantizeThreads) * kPerThread));
+    const unsigned blocks =
+        static_cast<unsigned>(div_up(count, static_cast<size_t>(kQuantizeThreads) * kSlicePerThread));
     masters.typed([&]<class Master>(const Master* master) {
         launch<quantize_flat_kernel<Master>>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(target, count),
                                              in(master, count), count, state_access(state, pass), pass);
@@ -151,7 +153,7 @@ void transpose_codes(F8* transposed, const F8* codes, int R, int C, stream_t str
 
 template <class F8>
 static __global__ void __launch_bounds__(kQuantizeThreads) dequantize_kernel(bf16* out, const F8* codes, size_t n) {
-    const size_t at = (static_cast<size_t>(blockIdx.x) * kQuantizeThreads + threadIdx.x) * kPerThread;
+    const size_t at = (static_cast<size_t>(blockIdx.x) * kQuantizeThreads + threadIdx.x) * kSlicePerThread;
     if (at >= n) return;
     check_aligned16(codes + at);
     const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(codes + at);
@@ -164,9 +166,9 @@ static __global__ void __launch_bounds__(kQuantizeThreads) dequantize_kernel(bf1
 
 template <class F8>
 void dequantize(bf16* to, const F8* codes, size_t n, stream_t stream) {
-    if (n == 0 || n % kPerThread != 0)
+    if (n == 0 || n % kSlicePerThread != 0)
         throw Error(ExitCode::failure, "dequantize: {} elements are not a positive multiple of 16", n);
-    const unsigned blocks = static_cast<unsigned>(div_up<size_t>(n, size_t{kQuantizeThreads} * kPerThread));
+    const unsigned blocks = static_cast<unsigned>(div_up<size_t>(n, size_t{kQuantizeThreads} * kSlicePerThread));
     launch<dequantize_kernel<F8>>({blocks, kQuantizeThreads, 0, stream}, out(to, n), in(codes, n), n);
 }
 

@@ -59,14 +59,12 @@ RopeValues rope_values(float theta, const RopeScaling& scaling, int HD, int posi
 
 namespace {
 
-constexpr int kThreads = 256;
-
 // A thread's sixteen elements of a head: eight of the first half, and the eight of the second half that are rotated
 // with them. A head has a power of two threads, for sums over them. With head dimensions 80 and 96 the last three, or
 // two, of eight are idle: their elements are zeros.
 template <int HD>
 struct HeadShare {
-    static constexpr int threads = host::head_threads(HD), heads_at_once = kThreads / threads;
+    static constexpr int threads = host::head_threads(HD), heads_at_once = kBlockThreads / threads;
     int slot, column;  // number of the head in the block; its first element
 
     LLMC_DEVICE HeadShare()
@@ -137,7 +135,8 @@ struct HeadPlace {
 // ---- RoPE alone ----------------------------------------------------------------------------------------------------
 
 template <class Real, int HD, bool Back>
-static __global__ void __launch_bounds__(kThreads, sizeof(Real) == 2 ? 8 : 0)  // on sm_100, FP32 needs 42 registers
+static __global__ void __launch_bounds__(kBlockThreads,
+                                         sizeof(Real) == 2 ? 8 : 0)  // on sm_100, FP32 needs 42 registers
     rope_kernel(Real* qkv, const float* cos, const float* sin, int first, int N, int T, HeadRange range) {
     const HeadShare<HD> share;
     const unsigned index = blockIdx.x * HeadShare<HD>::heads_at_once + static_cast<unsigned>(share.slot);
@@ -152,7 +151,7 @@ static __global__ void __launch_bounds__(kThreads, sizeof(Real) == 2 ? 8 : 0)  /
 // ---- with QK-norm --------------------------------------------------------------------------------------------------
 
 template <class Real, int HD>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     qk_norm_rope_forward_kernel(Real* out, const Real* qkv, const Real* query_gain, const Real* key_gain,
                                 const float* cos, const float* sin, int first, int N, int T, int NH, int NKV,
                                 HeadRange range, float eps) {
@@ -220,11 +219,11 @@ LLMC_DEVICE void qk_norm_gradients(float (&dgain)[2][8], Real* dqkv, const Real*
 }
 
 template <class Real, int HD>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     qk_norm_rope_backward_kernel(Real* dqkv, float* parts, const Real* qkv, const Real* query_gain,
                                  const Real* key_gain, const float* cos, const float* sin, int first, int N, int T,
                                  int NH, int NKV, float eps) {
-    LLMC_SHARED(float, sums, [kThreads * 16]);  // (heads_at_once, HD)
+    LLMC_SHARED(float, sums, [kBlockThreads * 16]);  // (heads_at_once, HD)
     const HeadShare<HD> share;
     LLMC_UNROLL
     for (int side = 0; side < 2; side++) {
@@ -272,7 +271,7 @@ static void launch_rope(const char* launcher, Real* qkv, const RopeTable& table,
     const size_t angles = table_size(table, heads.HD);
     with_head_dimension(heads.HD, [&]<int HD>() {
         host::launch_or_loop<rope_kernel<Real, HD, Back>, host::rope<Real, HD, Back>>(
-            {grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream}, inout(qkv, qkv_size(N, heads)),
+            {grid_of_heads<HD>(N, range.count), dim3(kBlockThreads), 0, stream}, inout(qkv, qkv_size(N, heads)),
             in(table.cos, angles), in(table.sin, angles), first, N, T, range);
     });
 }
@@ -296,7 +295,7 @@ void qk_norm_rope_forward(Real* out, const Real* qkv, const QkGains<const Real>&
     const size_t n = qkv_size(N, heads), angles = table_size(table, heads.HD), columns = static_cast<size_t>(heads.HD);
     with_head_dimension(heads.HD, [&]<int HD>() {
         host::launch_or_loop<qk_norm_rope_forward_kernel<Real, HD>, host::qk_norm_rope_forward<Real, HD>>(
-            {grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream}, llmc::out(out, n), in(qkv, n),
+            {grid_of_heads<HD>(N, range.count), dim3(kBlockThreads), 0, stream}, llmc::out(out, n), in(qkv, n),
             in(gains.query, columns), in(gains.key, columns), in(table.cos, angles), in(table.sin, angles), first, N, T,
             heads.NH, heads.NKV, range, eps);
     });
@@ -305,9 +304,9 @@ void qk_norm_rope_forward(Real* out, const Real* qkv, const QkGains<const Real>&
 // Number of blocks of the backward: a function of the shape alone, because each block has a sum of its own.
 static int qk_norm_backward_blocks(int N, const AttentionHeads& heads) {
     constexpr int kTurns = 8;  // at least, because a block's sums cost as much memory traffic as some heads
-    const int heads_at_once = kThreads / host::head_threads(heads.HD);
+    const int heads_at_once = kBlockThreads / host::head_threads(heads.HD);
     return static_cast<int>(std::min<size_t>(div_up<size_t>(static_cast<size_t>(N) * heads.NH, heads_at_once * kTurns),
-                                             static_cast<size_t>(blocks_at_once(kThreads / 32))));
+                                             static_cast<size_t>(blocks_at_once(kBlockThreads / 32))));
 }
 size_t qk_norm_backward_scratch(int N, const AttentionHeads& heads) {
     return static_cast<size_t>(qk_norm_backward_blocks(N, heads)) * 2 * static_cast<size_t>(heads.HD);
@@ -326,9 +325,10 @@ void qk_norm_rope_backward(Real* dqkv, const QkGains<float>& dgains, float* scra
     const int blocks = qk_norm_backward_blocks(N, heads);
     with_head_dimension(heads.HD, [&]<int HD>() {
         host::launch_or_loop<qk_norm_rope_backward_kernel<Real, HD>, host::qk_norm_rope_backward<Real, HD>>(
-            {dim3(blocks), dim3(kThreads), 0, stream}, inout(dqkv, n), out(scratch, qk_norm_backward_scratch(N, heads)),
-            in(qkv, n), in(gains.query, columns), in(gains.key, columns), in(table.cos, angles), in(table.sin, angles),
-            first, N, T, heads.NH, heads.NKV, eps);
+            {dim3(blocks), dim3(kBlockThreads), 0, stream}, inout(dqkv, n),
+            out(scratch, qk_norm_backward_scratch(N, heads)), in(qkv, n), in(gains.query, columns),
+            in(gains.key, columns), in(table.cos, angles), in(table.sin, angles), first, N, T, heads.NH, heads.NKV,
+            eps);
     });
     if (has_gains)
         reduce_column_parts(dgains.query, dgains.key, scratch, blocks, 2 * heads.HD, heads.HD, accumulate, stream);

@@ -9,7 +9,6 @@
 
 namespace llmc {
 
-constexpr int kThreads = 256;
 constexpr int kGroups = 16;  // threads' sums are added in 16 groups of 16, then the groups are added
 
 LLMC_DEVICE bool is_finite_double(double x) { return fabs(x) <= 1.7976931348623157e308; }  // false for NaN
@@ -59,20 +58,20 @@ LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, double los
     state.bias_correction2 = static_cast<float>(1.0 / (1.0 - power(adamw.beta2, state.applied)));
 }
 
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     prepare_step_kernel(StepState* state, const double* partials, size_t n_partials, const double* loss_sum,
                         const float* loss_scale, const int* bad_flag, ScheduleConfig schedule, AdamWConfig adamw,
                         double clip, SpikeCheck spikes) {
-    LLMC_SHARED(double, sums, [kThreads]);
+    LLMC_SHARED(double, sums, [kBlockThreads]);
     LLMC_SHARED(double, groups, [kGroups]);
     const int thread = static_cast<int>(threadIdx.x);
     double sum = 0;
-    for (size_t i = thread; i < n_partials; i += kThreads) sum += partials[i];
+    for (size_t i = thread; i < n_partials; i += kBlockThreads) sum += partials[i];
     sums[thread] = sum;
     __syncthreads();
     if (thread < kGroups) {
         double group = 0;
-        for (int i = 0; i < kThreads / kGroups; i++) group += sums[thread * (kThreads / kGroups) + i];
+        for (int i = 0; i < kBlockThreads / kGroups; i++) group += sums[thread * (kBlockThreads / kGroups) + i];
         groups[thread] = group;
     }
     __syncthreads();
@@ -89,7 +88,7 @@ void prepare_step(StepState* state, const double* partials, size_t n_partials, c
     if (schedule.steps < 1 || schedule.warmup < 0)
         throw Error(ExitCode::failure, "prepare_step: a schedule of {} steps with {} of warm-up", schedule.steps,
                     schedule.warmup);
-    launch<prepare_step_kernel>({1, kThreads, 0, stream},
+    launch<prepare_step_kernel>({1, kBlockThreads, 0, stream},
                                 {inout(state, 1), in(partials, n_partials), in(loss_sum, 1), in(loss_scale, 1),
                                  in(bad_flag, 1), in(spikes.state, 1)},
                                 state, partials, n_partials, loss_sum, loss_scale, bad_flag, schedule, adamw, clip,

@@ -303,11 +303,11 @@ TEST_CASE("formats: stochastic rounding saturates, and keeps zeros, infinities a
 
 namespace {
 
-constexpr uint32_t kPerThread = 16;
+constexpr uint32_t kFloatsPerThread = 16;
 
 __global__ void convert_kernel(bf16* to_16, e4m3* to_4, e5m2* to_5, uint32_t first_pattern) {
-    const uint32_t begin = (blockIdx.x * blockDim.x + threadIdx.x) * kPerThread;
-    for (uint32_t i = begin; i < begin + kPerThread; i++) {
+    const uint32_t begin = (blockIdx.x * blockDim.x + threadIdx.x) * kFloatsPerThread;
+    for (uint32_t i = begin; i < begin + kFloatsPerThread; i++) {
         const float value = float_from_bits(first_pattern + i);
         to_16[i] = to_bf16(value);
         to_4[i] = to_e4m3(value);
@@ -356,8 +356,8 @@ TEST_CASE("formats: a kernel's conversions of floats to bf16, E4M3 and E5M2") {
     long wrong[3] = {};
     for (uint64_t chunk = 0; chunk * kChunk < uint64_t{1} << 32; chunk += kStep) {
         const uint32_t first = static_cast<uint32_t>(chunk * kChunk);
-        launch<convert_kernel>({kChunk / kPerThread / 256, 256, 0, test_stream()}, out(to_16.device), out(to_4.device),
-                               out(to_5.device), first);
+        launch<convert_kernel>({kChunk / kFloatsPerThread / 256, 256, 0, test_stream()}, out(to_16.device),
+                               out(to_4.device), out(to_5.device), first);
         to_16.fetch();
         to_4.fetch();
         to_5.fetch();

@@ -10,8 +10,6 @@
 namespace llmc {
 namespace {
 
-constexpr int kThreads = 256;
-
 // The finalizer of MurmurHash3 over both halves of an index.
 LLMC_HD uint32_t mix(uint32_t seed, size_t index) {
     uint32_t h = seed * 0x9E3779B9u ^ static_cast<uint32_t>(index) ^ static_cast<uint32_t>(index >> 32) * 0x7FEB352Du;
@@ -49,7 +47,7 @@ LLMC_HD uint32_t number_bits(KnownNumbers numbers, size_t index, int mantissa_bi
 
 template <class Bits>
 __global__ void fill_known_kernel(Bits* to, size_t n, KnownNumbers numbers, int mantissa_bits, int bias) {
-    const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+    const size_t i = static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
     if (i < n)
         to[i] = static_cast<Bits>(number_bits(numbers, i, mantissa_bits, bias, static_cast<int>(sizeof(Bits)) * 8));
 }
@@ -90,7 +88,7 @@ LLMC_HD SamplePlace place_in_tile(const KnownProduct& p, int tile_row, int tile_
 }
 
 __global__ void expect_samples_kernel(float* expected, KnownProduct p, int tiles_across, int tiles) {
-    const int tile = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+    const int tile = static_cast<int>(blockIdx.x) * kBlockThreads + static_cast<int>(threadIdx.x);
     if (tile >= tiles) return;
     const SamplePlace at = place_in_tile(p, tile / tiles_across, tile % tiles_across);
     expected[tile] = known_element(p, at.row, at.column);
@@ -98,7 +96,7 @@ __global__ void expect_samples_kernel(float* expected, KnownProduct p, int tiles
 
 template <class Bits>
 __global__ void read_samples_kernel(uint32_t* found, const Bits* result, KnownProduct p, int tiles_across, int tiles) {
-    const int tile = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+    const int tile = static_cast<int>(blockIdx.x) * kBlockThreads + static_cast<int>(threadIdx.x);
     if (tile >= tiles) return;
     const SamplePlace at = place_in_tile(p, tile / tiles_across, tile % tiles_across);
     found[tile] = result[static_cast<size_t>(at.row) * p.columns + at.column];
@@ -117,18 +115,18 @@ LLMC_DEVICE void note_place(uint32_t* place, size_t i) {
 // Magnitudes above that of infinity, `largest`, are NaN.
 template <class Bits>
 __global__ void find_nan_kernel(uint32_t* place, const Bits* values, size_t n, Bits magnitude, Bits largest) {
-    const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+    const size_t i = static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
     if (i < n && (values[i] & magnitude) > largest) note_place(place, i);
 }
 
 template <class Bits>
 __global__ void find_difference_kernel(uint32_t* place, const Bits* a, const Bits* b, size_t n) {
-    const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+    const size_t i = static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
     if (i < n && a[i] != b[i]) note_place(place, i);
 }
 
 LaunchConfig threads_for(size_t n, stream_t stream) {
-    return {dim3(static_cast<unsigned>(div_up<size_t>(n, kThreads))), dim3(kThreads), 0, stream};
+    return {dim3(static_cast<unsigned>(div_up<size_t>(n, kBlockThreads))), dim3(kBlockThreads), 0, stream};
 }
 
 int tiles_of(const KnownProduct& p) { return sample_tiles(p.rows) * sample_tiles(p.columns); }
