@@ -74,7 +74,9 @@ GIT_VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown
 # No -ffast-math: it would break NaN poison and rounding tricks. No contractions except for fma(): g++'s choice depends
 # on the loop and the processor, so two instances of one kernel would round differently.
 WARNINGS := -Wall -Wextra -Wno-restrict  # g++ 12 has false alarms on std::string
-CXXFLAGS := -std=c++20 -I. $(WARNINGS)
+# A unit has the same __FILE__, and anonymous classes outside of the main file.
+UNIT_FLAGS = $(if $(filter build/units/%,$<),-Wno-subobject-linkage -fmacro-prefix-map=./=)
+CXXFLAGS   = -std=c++20 -I. $(WARNINGS) $(UNIT_FLAGS)
 LEVEL    := -Og  # C++ around the kernels runs once per launch, and compiles in three fifths of the time of -O2
 CXXFLAGS_HOST = $(CXXFLAGS) -fopenmp -fno-math-errno -ffp-contract=off -march=$(MARCH) -MMD -MP -DLLMC_CUDA=0
 # With its default limit g++ unrolls loops over the 8 elements of a vector access before it can vectorise them: kernels
@@ -116,7 +118,8 @@ OPTIMIZED  := $(call marked,optimized) $(HOST_ONLY) llmc/%.cu
 LAUNCHERS  := $(wildcard llmc/kernels/*.cu) llmc/kernels/host/launch.cpp
 
 # Headers take four fifths of a file's time, so files that are compiled alike are compiled as one: a unit is a file in
-# build/units that includes them. All names in it must differ, those in anonymous namespaces too. nvcc has no units.
+# build/units that includes them. All names in it must differ, those in anonymous namespaces too. Kernels that take nvcc
+# long are in no unit.
 # Sanitizers look at the core, so it also has the files of the upper folders that are marked for them.
 plain           = $(filter-out $(PER_DEVICE) $(OPTIMIZED),$(filter $(patsubst %,llmc/%/%,$1),$(LLMC)))
 UPPER          := commands flags log plan run
@@ -130,19 +133,24 @@ unit_optimized := $(filter-out $(PER_DEVICE),$(filter $(OPTIMIZED),$(LLMC)))
 unit_device    := $(filter-out $(OPTIMIZED),$(FOR_DEVICE))
 unit_device_optimized := $(filter $(OPTIMIZED),$(FOR_DEVICE))
 unit_loops     := $(filter-out %/attention.cpp $(LAUNCHERS),$(wildcard llmc/kernels/host/*.cpp))
-unit_attention := $(patsubst %,llmc/kernels/attention_%.cu,forward backward fp32 logits)
+unit_attention := $(patsubst %,llmc/kernels/attention_%.cu,forward fp32 logits)
 unit_tensors   := $(patsubst %,llmc/kernels/%.cu,activation activation_fp8 classifier embedding norm quantize_blocks)
-UNITS    := core model settings runs optimized device device_optimized loops attention tensors
+# The CPU program emulates kernels of these.
+unit_arrays    := $(patsubst %,llmc/kernels/%.cu,attention_decode bias clip elementwise initial_values muon quantize \
+                  rope update)
+unit_emulated  := $(addprefix llmc/,comm/reductions.cu device/hopper.cu fp8/scaling.cu optim/prepare_step.cu)
+UNITS    := core model settings runs optimized device device_optimized loops attention tensors arrays emulated
 UNITS    := $(if $(filter 0,$(UNITY))$(filter fuzz,$(MAKECMDGOALS)),,$(UNITS))
-in_units  = $(foreach unit,$(UNITS),$(if $(filter $(unit_$(unit)),$1),build/units/$(unit).cpp)) \
+unit_file = build/units/$1$(suffix $(firstword $(unit_$1)))
+in_units  = $(foreach unit,$(UNITS),$(if $(filter $(unit_$(unit)),$1),$(call unit_file,$(unit)))) \
             $(filter-out $(foreach unit,$(UNITS),$(unit_$(unit))),$1)
-PER_DEVICE += $(patsubst %,build/units/%.cpp,device device_optimized loops attention tensors)
-OPTIMIZED  += $(patsubst %,build/units/%.cpp,optimized device_optimized loops)
+PER_DEVICE += $(patsubst %,build/units/%.cpp,device device_optimized loops)
+OPTIMIZED  += $(foreach unit,optimized device_optimized loops arrays emulated,$(call unit_file,$(unit)))
 
 shared        = $(patsubst %,$(SHARED_DIR)/%.o,$1)
 objects_in    = $(patsubst %,$1/%.o,$(filter $(PER_DEVICE),$2)) $(call shared,$(filter-out $(PER_DEVICE),$2))
 cpu_objects   = $(call objects_in,$(CPU_DIR),$(call in_units,$1))
-cuda_objects  = $(call objects_in,$(CUDA_DIR),$(call in_units,$(filter %.cpp,$1)) $(filter %.cu,$1))
+cuda_objects  = $(call objects_in,$(CUDA_DIR),$(call in_units,$1))
 CPU_OBJECTS   = $(call cpu_objects,$(filter-out $(LAUNCHERS),$(LLMC) $(HOST_ONLY)))
 CPU_LAUNCHERS = $(call cpu_objects,$(LAUNCHERS))
 CUDA_OBJECTS  = $(call cuda_objects,$(LLMC))
@@ -153,9 +161,6 @@ CUDA_PROGRAMS = $(CUDA_DIR)/train_gpt
 # ---- rules ---------------------------------------------------------------------------------------------------------
 optimized_in = $(OPTIMIZED:%=$1/%.o)
 $(foreach dir,$(CPU_DIR) $(CUDA_DIR) $(SHARED_DIR),$(call optimized_in,$(dir))): LEVEL := -O3
-# A unit has the same __FILE__, and anonymous classes outside of the main file.
-$(patsubst %,%/build/units/%.o,$(CPU_DIR) $(CUDA_DIR) $(SHARED_DIR)): CXXFLAGS += \
-    -Wno-subobject-linkage -fmacro-prefix-map=./=
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_CPU += $(DEFINES_CPU)
 $(CUDA_DIR)/llmc/device/runtime.cu.o: NVCCFLAGS += -DLLMC_GPU_ARCHS='"$(ARCHS)"'
 $(SHARED_DIR)/%.o: % Makefile
@@ -172,17 +177,16 @@ $(CUDA_DIR)/%.cu.o: %.cu Makefile  # ptxas reports registers and spills into a f
 	@echo $(NVCC) ... -c $<
 	@$(CCACHE) $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 	@grep -E "warning|error" $@.ptxas || true
-.PRECIOUS: build/units/%.cpp  # or make deletes them after a first build, and the next one compiles them again
-build/units/%.cpp: FORCE
-	@mkdir -p $(@D)
-	@printf '#include "%s"\n' $(unit_$*) > $@.$$PPID
-	@if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
 # The value of "git" in --version and run.json. Rewritten only when it changes.
 build/git_version.cpp: FORCE
 	@mkdir -p $(@D)
 	@echo 'namespace llmc { extern const char kGitVersion[]; const char kGitVersion[] = "$(GIT_VERSION)"; }' > $@.$$PPID
 	@if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
 include dev/build.mk
+$(foreach unit,$(UNITS),$(call unit_file,$(unit))): build/units/%: FORCE
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' $(unit_$(basename $*)) > $@.$$PPID
+	@if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
 $(CPU_DIR)/train_gpt_cpu: $(CPU_MAIN)
 $(filter-out %/test_cpu,$(CPU_PROGRAMS)): $(CPU_LAUNCHERS)
 $(CUDA_DIR)/train_gpt: $(call shared,train_gpt.cu)

@@ -24,10 +24,9 @@ TEST_UNITS := $(addprefix test/,base checkpoint comm comm/ranks data flags fp8 k
 MARKED     := $(foreach mark,$(MARKS),$(firstword $(subst :, ,$(mark))))
 $(foreach folder,$(TEST_UNITS),$(eval unit_$(folder) := \
     $(filter-out $(MARKED) dev/probe/main.cpp,$(wildcard $(folder)/*.cpp))))
-# nvcc has no units, but g++ compiles .cu files as one.
 unit_test/device_kernels := $(filter-out $(MARKED),$(wildcard test/device/*.cu))
-PER_DEVICE += build/units/test/device_kernels.cpp
-UNITS += $(if $(UNITS),$(TEST_UNITS) test/device_kernels)
+unit_dev/probe_kernels   := $(wildcard dev/probe/*.cu)
+UNITS += $(if $(UNITS),$(TEST_UNITS) test/device_kernels dev/probe_kernels)
 CUDA_TEST_OBJECTS := $(call cuda_objects,$(filter-out $(WITHOUT_DEVICE),$(TESTS)) $(if $(WITHOUT_DEVICE),,$(PROBE)))
 CUDA_PROBE_OBJECTS := $(call cuda_objects,$(PROBE) dev/probe/main.cpp)
 CUDA_RANK_OBJECTS  := $(call cuda_objects,$(RANK_TESTS))
@@ -42,7 +41,7 @@ $(SHARED_DIR)/test/main.cpp.o: LEVEL := -O0
 # checks every access of the code that a card would run.
 TRAPS := -fsanitize=undefined -fno-sanitize=vptr,null,object-size,alignment,pointer-overflow \
          -fsanitize-undefined-trap-on-error
-TEST_LAUNCHERS = $(LAUNCHERS:%=$(CPU_DIR)/with_kernels/%.o)
+TEST_LAUNCHERS = $(patsubst %,$(CPU_DIR)/with_kernels/%.o,$(call in_units,$(LAUNCHERS)))
 $(CPU_DIR)/with_kernels/%.o $(CPU_DIR)/test/device/host/%.o: CXXFLAGS_CPU += -DLLMC_WITH_KERNELS
 $(CPU_DIR)/with_kernels/%.o: LEVEL := -O1
 $(CPU_DIR)/with_kernels/%.o: % Makefile
@@ -72,7 +71,7 @@ cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(call in_units,$(filter-out $(UNCHECK
               $(call objects_in,$(PLAIN_DIR),$(call in_units,$(filter $(UNCHECKED),$1)))
 TEST_LAUNCHERS = $(CPU_LAUNCHERS)
 ifeq ($(SANITIZE)$(WHOLE),address)
-TEST_LAUNCHERS = $(patsubst %,$(PLAIN_DIR)/with_kernels/%.o,$(filter %.cu,$(LAUNCHERS))) \
+TEST_LAUNCHERS = $(patsubst %,$(PLAIN_DIR)/with_kernels/%.o,$(call in_units,$(filter %.cu,$(LAUNCHERS)))) \
                  $(call cpu_objects,$(filter %.cpp,$(LAUNCHERS)))
 endif
 # Line numbers for reports, relative to the checkout, so that ccache knows them in every clone. g++ takes its own
@@ -83,10 +82,9 @@ CXXFLAGS_SANITIZE += -fsanitize=thread -Wno-tsan
 else
 CXXFLAGS_SANITIZE += -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
                      -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow)
-$(CPU_DIR)/%.cpp.o $(if $(UNCHECKED),$(CPU_DIR)/llmc/%.cu.o): CXXFLAGS_SANITIZE += -fno-sanitize=alignment
+$(CPU_DIR)/%.cpp.o $(if $(UNCHECKED),$(addprefix $(CPU_DIR)/,llmc/%.cu.o build/units/%.cu.o)): CXXFLAGS_SANITIZE += -fno-sanitize=alignment
 endif
 $(call optimized_in,$(CPU_DIR)) $(CPU_DIR)/%.cu.o: LEVEL := -O1
-$(CPU_DIR)/build/units/%.o: CXXFLAGS += -Wno-subobject-linkage -fmacro-prefix-map=./=
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_SANITIZE += $(DEFINES_CPU)
 $(CPU_DIR)/%.o: % Makefile
 	@mkdir -p $(@D)

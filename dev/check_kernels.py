@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from pathlib import Path
 
 TABLE = os.path.join(os.path.dirname(__file__), "kernel_resources.txt")
 
@@ -164,10 +165,8 @@ def check_loads_of_build(directory, kernels, names, least):
 # ---- builds ----------------------------------------------------------------------------------------------------------
 
 def find_reports(directory):
-    for folder, _, files in sorted(os.walk(os.path.join(directory, "llmc"))):
-        for name in sorted(files):
-            if name.endswith(".ptxas"):
-                yield os.path.join(folder, name)
+    """The reports of the product's files and units. Tests' units lie in folders."""
+    return sorted(str(path) for pattern in ("llmc/**/*.ptxas", "build/units/*.ptxas") for path in Path(directory).glob(pattern))
 
 
 # These architectures run 1536 threads per multiprocessor, not 2048, so up to 40 registers per thread still allow all of

@@ -41,9 +41,8 @@ $(VIRTUAL_DIR)/test_virtual_gpu: $(call virtual_objects,$(VIRTUAL_TESTS) $(VIRTU
 $(VIRTUAL_DIR)/%.o: OPTIMIZE := -O3
 $(foreach folder,cuda nccl test,$(VIRTUAL_DIR)/$(VIRTUAL_SOURCE)/$(folder)/%.o \
     $(VIRTUAL_DIR)/build/units/$(VIRTUAL_SOURCE)/$(folder).cpp.o): OPTIMIZE := -Og
-$(VIRTUAL_DIR)/build/units/%.o: WARNINGS += -Wno-subobject-linkage
 $(VIRTUAL_DIR)/%.o: % Makefile
 	@mkdir -p $(@D)
-	$(CCACHE) $(CXX) -std=c++20 -I. $(WARNINGS) $(OPTIMIZE) -march=$(MARCH) -fopenmp -fno-math-errno -fno-trapping-math \
+	$(CCACHE) $(CXX) $(CXXFLAGS) $(OPTIMIZE) -march=$(MARCH) -fopenmp -fno-math-errno -fno-trapping-math \
 	    -ffp-contract=off -fPIC -MMD -MP -I$(CUDA_HOME)/include $(addprefix -I,$(NCCL_INCLUDE)) -c $< -o $@
 -include $(shell find $(VIRTUAL_DIR) -name '*.d' 2>/dev/null)
