@@ -70,10 +70,6 @@ CheckpointReader::CheckpointReader(const std::string& directory, const std::stri
     if (step >= 0 && step != manifest_.step)
         refuse_file(directory, "holds step {}, which its name does not say; rename it to {}", manifest_.step,
                     checkpoint_path("", manifest_.step).substr(1));  // without the slash
-    index_slices();
-}
-
-void CheckpointReader::index_slices() {
     for (size_t f = 0; f < manifest_.files.size(); f++)
         for (const StateSlice& slice : manifest_.files[f].slices)
             places_[slice.name()].push_back({f, slice.start, slice.count, slice.dtype == "BF16"});

@@ -46,7 +46,6 @@ private:
     std::string path(const StateFile& file) const { return directory_ + "/" + file.name; }
     uint64_t size_of(const StateFile& file) const;  // throws if it is not a regular file
     const SafetensorsFile& open(size_t file) const;
-    void index_slices();
     void check_bytes(const StateFile& file, const Alive& alive) const;
     std::string tensor_at(const SafetensorsFile& opened, uint64_t begin, uint64_t end) const;
 

@@ -14,7 +14,6 @@
 
 namespace llmc {
 
-class Comm;
 class Fp8Registry;
 class RunDirectory;
 struct Fp8Fallback;

@@ -42,12 +42,6 @@ std::vector<int> TensorRow::matrices() const {
     return rows_of;
 }
 
-int64_t ModelTable::block_parameters() const {
-    int64_t sum = 0;
-    for (const TensorRow& row : block) sum += row.count();
-    return sum;
-}
-
 int64_t ModelTable::block_matrix_parameters() const {
     int64_t sum = 0;
     for (const TensorRow& row : block) sum += row.is_matrix() ? row.count() : 0;

@@ -69,7 +69,6 @@ struct ModelTable {
     bool qk_norm = false;                            // queries and keys pass an RMS norm before RoPE
     Activation activation = Activation::gelu;
 
-    int64_t block_parameters() const;
     int64_t block_matrix_parameters() const;
 };
 

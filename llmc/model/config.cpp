@@ -169,7 +169,8 @@ int ModelConfig::head_dim() const { return own_head_dim > 0 ? own_head_dim : hea
 
 int64_t ModelConfig::parameters() const {
     const ModelTable tensors = table();
-    int64_t sum = layers * tensors.block_parameters();
+    int64_t sum = 0;
+    for (const TensorRow& row : tensors.block) sum += layers * row.count();
     for (const auto* rows : {&tensors.embedding, &tensors.final})
         for (const TensorRow& row : *rows) sum += row.count();
     return sum;

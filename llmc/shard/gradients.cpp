@@ -13,10 +13,6 @@ Gradients::Gradients(const ShardLayout& layout)
       kept_(nullptr, layout.sharding().gradients),
       acquired_(ShardLayout::kSlots, ShardLayout::kNoUnit) {
     for (const Unit& unit : layout_.table().units()) names_.push_back("reduce " + unit.name);
-    plan();
-}
-
-void Gradients::plan() {
     arena_.plan(&kept_, kept());
     if (!layout_.accumulates()) slots_.resize(ShardLayout::kSlots);
     for (size_t s = 0; s < slots_.size(); s++) arena_.plan(&slots_[s].memory, layout_.slot_count(s));

@@ -104,7 +104,6 @@ private:
         OwnedEvent reduced;
     };
 
-    void plan();
     size_t kept() const { return layout_.accumulates() ? layout_.table().count() : layout_.slice_total(); }
     // The memory to which the model writes a unit's gradient.
     float* whole(size_t unit) const {
