@@ -73,12 +73,6 @@ void Linear<Real>::plan_codes() {
     plan(x_transposed_->transposed, "x transposed of " + owner, C, N);
 }
 
-template <class Real>
-void Linear<Real>::leave_fp8(stream_t stream) {
-    shape_.type = operand_type<Real>;
-    layers_.codes_->leave(number_, stream);
-}
-
 // ---- codes ----------------------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -268,15 +262,9 @@ LinearLayers<Real>::~LinearLayers() = default;
 template <class Real>
 void LinearLayers<Real>::finish_planning() {
     if (!fp8_) return;
-    check_recipe();
     fp8_->plan(activations_);
-}
-
-// Throws if the recipe does not support this model or sharding.
-template <class Real>
-void LinearLayers<Real>::check_recipe() const {
-    const ShardLayout& layout = weights_.layout();
     if (!block_scales()) return;
+    const ShardLayout& layout = weights_.layout();
     const bool is_mx = fp8_->scaling() == Fp8Scaling::mx;
     const char* const name = word_of(fp8_->config().recipe);
     if (layout.is_sliced() && !(is_mx && layout.keeps_whole_weights()))
@@ -357,13 +345,6 @@ ProductUses LinearLayers<Real>::products(int N) const {
             add(*layer, operand_type<Real>, operand_type<Real>, Fp8Scaling::tensor);
     }
     return products;
-}
-
-template <class Real>
-Linear<Real>& LinearLayers<Real>::find(const std::string& name) const {
-    for (Linear<Real>* layer : layers_)
-        if (layer->name() == name) return *layer;
-    throw Error(ExitCode::failure, "no linear layer is called " + name);
 }
 
 template <class Real>

@@ -117,6 +117,7 @@ public:
     LinearLayers(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, Arena& values, const Fp8Config* fp8);
     ~LinearLayers();
 
+    // Throws if the recipe does not support this model or sharding.
     void finish_planning();
     void allocate(stream_t stream);
     size_t activation_bytes() const { return activations_.bytes(); }
@@ -129,7 +130,11 @@ public:
 
     Fp8Registry* fp8() { return fp8_.get(); }  // nullptr without FP8
     const std::vector<Linear<Real>*>& all() const { return layers_; }
-    Linear<Real>& find(const std::string& name) const;
+    Linear<Real>& find(const std::string& name) const {
+        for (Linear<Real>* layer : layers_)
+            if (layer->name() == name) return *layer;
+        throw Error(ExitCode::failure, "no linear layer is called " + name);
+    }
     // FP8 products need a multiple of this many tokens.
     int token_multiple() const {
         if (!fp8_) return 1;
@@ -169,7 +174,6 @@ private:
     };
 
     bool block_scales() const { return fp8_ && fp8_->has_block_scales(); }
-    void check_recipe() const;
 
     Weights<Real>& weights_;
     Gradients& gradients_;
@@ -252,7 +256,10 @@ private:
         return dout.state == Gradient<Real>::Codes::none ? gradient_codes() : dout.codes;
     }
     const Real* weight() const { return layers_.weights_.weight(weight_); }
-    void leave_fp8(stream_t stream);
+    void leave_fp8(stream_t stream) {
+        shape_.type = operand_type<Real>;
+        layers_.codes_->leave(number_, stream);
+    }
     void check_holds(const Shared& shared, const char* what) const;
     // Casts values to `codes`, and with dbias also computes the bias gradient.
     template <class F8>

@@ -70,13 +70,6 @@ void DecoderBlock<Real>::forward_to_activation(const Pass& pass) {
 }
 
 template <class Real>
-void DecoderBlock<Real>::measure_logits(const Pass& pass) {
-    if (!pass.max_logits || pass.kind != PassKind::training) return;
-    attention_max_logits<Real>(pass.max_logits + layer_ * heads_.NH, qkv_out_, pass.B, pass.T, heads_, pass.stream,
-                               pass.documents);
-}
-
-template <class Real>
 void DecoderBlock<Real>::decode(Real* out, int first, const Pass& pass) {
     const size_t begin = static_cast<size_t>(first) * setup_.model.channels;
     Real *const residual = residual_ + begin, *const mid = residual_mid_ + begin;
@@ -96,13 +89,6 @@ void DecoderBlock<Real>::recompute(const Pass& pass) {
         fc_in_ = ln2_.forward(fc_, residual_mid_, pass);
     }
     if (level >= Recompute::gelu) fc_proj_in_ = activate(pass);
-}
-
-template <class Real>
-Operand<Real> DecoderBlock<Real>::fc_and_activate(const Pass& pass) {
-    if (gelu_products_.fit_forward(pass)) return gelu_products_.forward(fc_out_, dhidden_, fc_in_, pass);
-    fc_.forward(fc_out_, fc_in_, pass);
-    return activate(pass);
 }
 
 template <class Real>

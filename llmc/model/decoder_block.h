@@ -62,10 +62,19 @@ protected:
 
 private:
     void forward_to_activation(const Pass& pass);
-    void measure_logits(const Pass& pass);
+    void measure_logits(const Pass& pass) {
+        if (!pass.max_logits || pass.kind != PassKind::training) return;
+        attention_max_logits<Real>(pass.max_logits + layer_ * heads_.NH, qkv_out_, pass.B, pass.T, heads_, pass.stream,
+                                   pass.documents);
+    }
     Operand<Real> attend(const Pass& pass);
-    Operand<Real> fc_and_activate(const Pass& pass);  // from fc_in_
-    Operand<Real> activate(const Pass& pass);         // fc_proj's input from fc_out_, as codes or values
+    // From fc_in_.
+    Operand<Real> fc_and_activate(const Pass& pass) {
+        if (gelu_products_.fit_forward(pass)) return gelu_products_.forward(fc_out_, dhidden_, fc_in_, pass);
+        fc_.forward(fc_out_, fc_in_, pass);
+        return activate(pass);
+    }
+    Operand<Real> activate(const Pass& pass);  // fc_proj's input from fc_out_, as codes or values
     // fc_proj's backward, then the activation's. Returns the gradient of fc's output.
     Gradient<Real> fc_proj_backward(const Gradient<Real>& dstream, const Pass& pass);
     // In: gradient of the activation's output, in dactive_. Returns the gradient of fc's output.

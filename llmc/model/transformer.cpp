@@ -105,13 +105,6 @@ void Transformer<Real>::allocate(stream_t stream) {
 }
 
 template <class Real>
-void Transformer<Real>::plan_max_logits() {
-    workspace_.plan(&max_logits_, max_logit_count());
-    workspace_.plan(&max_logits_workspace_,
-                    weights_.layout().comm().template all_reduce_workspace<float>(max_logit_count()));
-}
-
-template <class Real>
 void Transformer<Real>::initialize(uint64_t seed, stream_t stream) {
     for (const TensorRow& row : all_tensors(config())) {
         const ParameterTable::Place place = weights_.table().find(row.name);

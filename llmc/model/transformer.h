@@ -48,7 +48,11 @@ public:
     const OffloadedResiduals& offloaded() const { return offloaded_; }
     void allocate(stream_t stream);
     // Before allocate(): reserves memory for attention's largest logits.
-    void plan_max_logits();
+    void plan_max_logits() {
+        workspace_.plan(&max_logits_, max_logit_count());
+        workspace_.plan(&max_logits_workspace_,
+                        weights_.layout().comm().template all_reduce_workspace<float>(max_logit_count()));
+    }
 
     void initialize(uint64_t seed, stream_t stream);
     // See LinearLayers.

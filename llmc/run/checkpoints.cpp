@@ -75,13 +75,6 @@ bool Checkpoints<Real>::is_time() const {
 }
 
 template <class Real>
-bool Checkpoints<Real>::is_due(bool time_to_save) const {
-    if (!saver_) return false;
-    const int64_t every = options_.checkpoint_every;
-    return time_to_save || (every > 0 && position_.step % every == 0);
-}
-
-template <class Real>
 void Checkpoints<Real>::advance(bool some_rank_is_writing) {
     command_.look();
     if (!saver_ || !saver_->is_active() || some_rank_is_writing) return;

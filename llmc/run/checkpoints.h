@@ -36,7 +36,11 @@ public:
     // Collectives: every rank calls them with the values that the ranks agreed on. Call advance() after every step. If
     // is_due(), report everything up to this step, then call save().
     void advance(bool some_rank_is_writing);
-    bool is_due(bool time_to_save) const;
+    bool is_due(bool time_to_save) const {
+        if (!saver_) return false;
+        const int64_t every = options_.checkpoint_every;
+        return time_to_save || (every > 0 && position_.step % every == 0);
+    }
     void save();
     // Saves the last checkpoint of the run, unless this step has one, and waits until it is written. Returns the reason
     // if that failed, the same on every rank.

@@ -249,21 +249,7 @@ std::vector<NamedMemory> Weights<Real>::working_copies() const {
     return copies;
 }
 
-template <class Real>
-void Weights<Real>::publish_again(stream_t stream) {
-    cast_slices(stream);
-    to_be_cast_ = false;
-    publish(stream);
-}
-
-template <class Real>
-void Weights<Real>::wait_for_gathers(stream_t stream) {
-    if (!gather_stream_) return;
-    record(gathered_all_, gather_stream_);
-    wait(stream, gathered_all_);
-}
-
-// The same for a part of this rank's slice.
+// Does cast_slices() for a part of a unit's slice.
 template <class Real>
 void Weights<Real>::cast_part(size_t unit, const ShardLayout::Part& part, stream_t stream) {
     if (master_is_working()) return;
@@ -278,13 +264,6 @@ void Weights<Real>::cast_part(size_t unit, const ShardLayout::Part& part, stream
 }
 
 // ---- in and out of FP8 ----------------------------------------------------------------------------------------------
-
-template <class Real>
-void Weights<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state) {
-    if (cuts_.state(unit, tensor) == state) return;
-    cuts_.keep_in_fp8(unit, tensor, state);
-    to_be_measured_ = true;
-}
 
 template <class Real>
 void Weights<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {

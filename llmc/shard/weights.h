@@ -69,7 +69,11 @@ public:
 
     // The model will only read FP8 codes of this tensor, made from the masters. From now on the optimizer leaves its
     // working copy alone, and raises state->amax_now to the largest magnitude of the new weights. May be repeated.
-    void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state);
+    void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state) {
+        if (cuts_.state(unit, tensor) == state) return;
+        cuts_.keep_in_fp8(unit, tensor, state);
+        to_be_measured_ = true;
+    }
     Fp8State* fp8_state(size_t unit, size_t tensor) const { return cuts_.state(unit, tensor); }  // nullptr: not in FP8
     // The model reads this tensor's working copy again, from the next publish() on. Call on every rank in the same
     // step. Throws if the tensor was planned without a working copy (ParameterTensor::copied).
@@ -96,9 +100,18 @@ public:
     // The working copies by tensor, and the FP8 codes that travel: whole or this rank's slices. publish_again() makes
     // the working copies again from the masters. Their bits stay the same unless memory was corrupted.
     std::vector<NamedMemory> working_copies() const;
-    void publish_again(stream_t stream);  // after the codes were written again
+    // After the codes were written again.
+    void publish_again(stream_t stream) {
+        cast_slices(stream);
+        to_be_cast_ = false;
+        publish(stream);
+    }
     // Makes the stream wait until no gather uses memory any more.
-    void wait_for_gathers(stream_t stream);
+    void wait_for_gathers(stream_t stream) {
+        if (!gather_stream_) return;
+        record(gathered_all_, gather_stream_);
+        wait(stream, gathered_all_);
+    }
 
     // The stream on which weights travel (nullptr on one rank), and the communicator of this rank's group.
     stream_t gather_stream() const { return gather_stream_; }
