@@ -35,27 +35,15 @@ void Races::start_block(const Block& block) {
 
 // ---- accesses ------------------------------------------------------------------------------------------------------
 
-void Races::note(Warp& w, const Op& op, const Addresses& at, uint32_t bytes, Access access) {
-    for (uint32_t left = w.mask; left; left &= left - 1) {
-        const int lane = first_lane(left);
-        const uint8_t* const written = at.written[lane];
-        if (!at.is_shared && !Memory::get().is_shadow(written)) continue;  // pinned memory belongs to the host
-        Word* const words = at.is_shared ? &shared_[static_cast<size_t>(written - running_->shared_written.data()) / 4]
-                                         : &global_[Memory::get().device_offset(written) / 4];
-        Entry now = entry(w, op, lane, access);
-        const size_t first = reinterpret_cast<uint64_t>(at.bytes[lane]) % 4;
-        if (bytes < 4) now.bytes = (((1u << bytes) - 1) << first) & 15;
-        for (uint32_t b = 0; b < bytes; b += 4) note_word(w, op, words[b / 4], now, access, at.is_shared);
-    }
+Races::Moment Races::moment(const Warp& w, int lane) {
+    Clocks& clocks = clocks_[static_cast<size_t>(w.index)];
+    clocks.used = true;
+    clocks.since_met |= 1u << lane;
+    const auto place = static_cast<size_t>(lane);
+    return {clocks.known.warps[static_cast<size_t>(w.index)], clocks.lanes[place][place], w.index, lane};
 }
 
-void Races::note_shared_write(Warp& w, const Op& op, int lane, uint32_t address, uint32_t bytes) {
-    const Entry now = entry(w, op, lane, Access::write);
-    for (uint32_t b = 0; b < bytes; b += 4)
-        note_word(w, op, shared_[(address - kSharedBase + b) / 4], now, Access::write, true);
-}
-
-Races::Entry Races::entry(const Warp& w, const Op& op, int lane, Access access) {
+inline Races::Entry Races::entry(const Warp& w, const Op& op, int lane, Access access) {
     const Moment now = moment(w, lane);
     return {block_,
             op.line,
@@ -67,7 +55,23 @@ Races::Entry Races::entry(const Warp& w, const Op& op, int lane, Access access) 
             access == Access::atomic};
 }
 
-void Races::note_word(Warp& w, const Op& op, Word& word, const Entry& now, Access access, bool is_shared) const {
+bool Races::knows_warp(const Clocks& clocks, int warp, int lane, uint32_t warp_clock, uint32_t lane_clock) const {
+    const auto of = static_cast<size_t>(warp);
+    return warp_clock <= clocks.known.warps[of] ||
+           (!clocks.known.lanes.empty() && lane_clock <= clocks.known.lanes[of][static_cast<size_t>(lane)]);
+}
+
+// Accesses of one thread, and accesses without common bytes, also count as ordered.
+inline bool Races::is_ordered(const Entry& before, const Entry& now, uint32_t oldest) const {
+    if (before.block < oldest || (before.bytes & now.bytes) == 0) return true;
+    if (before.block != now.block) return false;
+    const Clocks& known = clocks_[now.warp];
+    if (before.warp != now.warp)
+        return knows_warp(known, before.warp, before.lane, before.warp_clock, before.lane_clock);
+    return before.lane == now.lane || before.lane_clock <= known.lanes[now.lane][before.lane];
+}
+
+inline void Races::note_word(Warp& w, const Op& op, Word& word, const Entry& now, Access access, bool is_shared) const {
     const uint32_t oldest = is_shared ? block_ : first_block_;  // entries of earlier blocks are obsolete
     const auto check = [&](const Entry& before) {
         if (!(before.is_atomic && now.is_atomic) && !is_ordered(before, now, oldest))
@@ -89,20 +93,24 @@ void Races::note_word(Warp& w, const Op& op, Word& word, const Entry& now, Acces
     word.write.bytes |= earlier & 15;
 }
 
-// Accesses of one thread, and accesses without common bytes, also count as ordered.
-bool Races::is_ordered(const Entry& before, const Entry& now, uint32_t oldest) const {
-    if (before.block < oldest || (before.bytes & now.bytes) == 0) return true;
-    if (before.block != now.block) return false;
-    const Clocks& known = clocks_[now.warp];
-    if (before.warp != now.warp)
-        return knows_warp(known, before.warp, before.lane, before.warp_clock, before.lane_clock);
-    return before.lane == now.lane || before.lane_clock <= known.lanes[now.lane][before.lane];
+void Races::note(Warp& w, const Op& op, const Addresses& at, uint32_t bytes, Access access) {
+    for (uint32_t left = w.mask; left; left &= left - 1) {
+        const int lane = first_lane(left);
+        const uint8_t* const written = at.written[lane];
+        if (!at.is_shared && !Memory::get().is_shadow(written)) continue;  // pinned memory belongs to the host
+        Word* const words = at.is_shared ? &shared_[static_cast<size_t>(written - running_->shared_written.data()) / 4]
+                                         : &global_[Memory::get().device_offset(written) / 4];
+        Entry now = entry(w, op, lane, access);
+        const size_t first = reinterpret_cast<uint64_t>(at.bytes[lane]) % 4;
+        if (bytes < 4) now.bytes = (((1u << bytes) - 1) << first) & 15;
+        for (uint32_t b = 0; b < bytes; b += 4) note_word(w, op, words[b / 4], now, access, at.is_shared);
+    }
 }
 
-bool Races::knows_warp(const Clocks& clocks, int warp, int lane, uint32_t warp_clock, uint32_t lane_clock) const {
-    const auto of = static_cast<size_t>(warp);
-    return warp_clock <= clocks.known.warps[of] ||
-           (!clocks.known.lanes.empty() && lane_clock <= clocks.known.lanes[of][static_cast<size_t>(lane)]);
+void Races::note_shared_write(Warp& w, const Op& op, int lane, uint32_t address, uint32_t bytes) {
+    const Entry now = entry(w, op, lane, Access::write);
+    for (uint32_t b = 0; b < bytes; b += 4)
+        note_word(w, op, shared_[(address - kSharedBase + b) / 4], now, Access::write, true);
 }
 
 void Races::fail(Warp& w, const Op& op, const Entry& before, const Entry& now, bool is_shared) const {
@@ -174,14 +182,6 @@ void Races::acquire_from(const Warp& w, uint32_t lanes, const Knowledge& from) {
     for (size_t lane = 0; lane < kLanes; lane++)
         for (size_t of = 0; has(lanes, static_cast<int>(lane)) && of < kLanes; of++)
             if (of != lane) clocks.lanes[lane][of] = std::max(clocks.lanes[lane][of], from.lanes[warp][of]);
-}
-
-Races::Moment Races::moment(const Warp& w, int lane) {
-    Clocks& clocks = clocks_[static_cast<size_t>(w.index)];
-    clocks.used = true;
-    clocks.since_met |= 1u << lane;
-    const auto place = static_cast<size_t>(lane);
-    return {clocks.known.warps[static_cast<size_t>(w.index)], clocks.lanes[place][place], w.index, lane};
 }
 
 bool Races::knows(const Warp& w, int lane, const Moment& moment) const {
