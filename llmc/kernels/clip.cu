@@ -148,7 +148,7 @@ struct QkClipFactors {
 };
 
 template <class Real, bool kMeasures>
-static __global__ void __launch_bounds__(kUpdateThreads)
+static __global__ void __launch_bounds__(kBlockThreads)
     qk_clip_kernel(StateArray master, Real* working, Fp8State* fp8, QkClipFactors factors, size_t count,
                    StateRounding rounding, const StepState* state) {
     if (state->skip) return;

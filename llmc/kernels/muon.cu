@@ -18,8 +18,7 @@ template <class Real, class Gradient>
 static __global__ void __launch_bounds__(kBlockThreads)
     muon_momentum_kernel(float* m_pointer, Real* u_pointer, const Gradient* grad, size_t count, MuonMomentum config,
                          bool nesterov, const StepState* state) {
-    const size_t first =
-        static_cast<size_t>(blockIdx.x) * kBlockThreads * kUpdatePerThread + first_of_fours(threadIdx.x);
+    const size_t first = static_cast<size_t>(blockIdx.x) * kBlockThreads * kPerThread + first_of_fours(threadIdx.x);
     if (first >= count) return;
     const size_t left = count - first;
     float m[8], g[8], u[8];
@@ -46,7 +45,7 @@ void muon_momentum(float* m, Real* u, const StateArray& grad, size_t count, cons
                    const StepState* state, stream_t stream) {
     if (count == 0) return;
     check_aligned("muon_momentum", {m, u, grad.values});
-    const size_t blocks = div_up<size_t>(count, kBlockThreads * kUpdatePerThread);
+    const size_t blocks = div_up<size_t>(count, kBlockThreads * kPerThread);
     grad.typed([&]<class Gradient>(const Gradient* gradients) {
         host::launch_or_loop<muon_momentum_kernel<Real, Gradient>, host::muon_momentum<Real, Gradient>>(
             {dim3(blocks), kBlockThreads, 0, stream}, inout(m, count), out(u, count), in(gradients, count), count,

@@ -108,7 +108,7 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real>& tensors, size_t firs
 }
 
 template <class Real, bool kMeasures, bool kPlain>
-static __global__ void __launch_bounds__(kUpdateThreads, 3)
+static __global__ void __launch_bounds__(kBlockThreads, 3)
     adamw_kernel(AdamWTensors<Real> tensors, Fp8State* fp8, size_t count, size_t decay_count, AdamWFactors factors,
                  const StepState* state) {
     if (state->skip) return;

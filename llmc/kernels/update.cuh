@@ -14,8 +14,6 @@
 
 namespace llmc {
 
-constexpr int kUpdateThreads = 256;
-constexpr int kUpdatePerThread = 8;
 constexpr int kUpdateMeasuredGroups = 4;
 
 // Load and store a thread's eight elements from `first` on. The format must represent stored values exactly.
@@ -99,7 +97,7 @@ LLMC_DEVICE void update_groups(Fp8State* fp8, size_t count, size_t decay_count, 
     constexpr int kGroups = kMeasures ? kUpdateMeasuredGroups : 1;
     uint32_t amax = 0;
     for (int group = 0; group < kGroups; group++) {
-        const size_t first = (static_cast<size_t>(blockIdx.x) * kGroups + group) * kUpdateThreads * kUpdatePerThread +
+        const size_t first = (static_cast<size_t>(blockIdx.x) * kGroups + group) * kBlockThreads * kPerThread +
                              first_of_fours(threadIdx.x);
         if (first - threadIdx.x % 32 * 4 >= count) break;
         const size_t left = first < count ? count - first : 0;
@@ -118,7 +116,7 @@ LLMC_DEVICE void update_groups(Fp8State* fp8, size_t count, size_t decay_count, 
 // another product in one of a thread's eight places than in the next, and an element's bits would depend on its place
 // in a slice.
 template <class Rule, class Real, bool kMeasures>
-static __global__ void __launch_bounds__(kUpdateThreads, 4)
+static __global__ void __launch_bounds__(kBlockThreads, 4)
     update_kernel(StateArray master, float* moment, Real* working, Fp8State* fp8, StateArray input, size_t count,
                   size_t decay_count, Rule rule, StateRounding rounding, const StepState* state) {
     if (state->skip) return;
@@ -244,8 +242,8 @@ inline void check_update(const char* name, size_t count, size_t decay_count, std
 
 inline LaunchConfig update_blocks(size_t count, bool measures, stream_t stream) {
     const size_t groups = measures ? kUpdateMeasuredGroups : 1;
-    const size_t blocks = div_up<size_t>(count, groups * kUpdateThreads * kUpdatePerThread);
-    return {dim3(blocks), kUpdateThreads, 0, stream};
+    const size_t blocks = div_up<size_t>(count, groups * kBlockThreads * kPerThread);
+    return {dim3(blocks), kBlockThreads, 0, stream};
 }
 
 // Calls run<kMeasures>(), the launch of an update that measures an amax if there is an FP8 tensor for it.
