@@ -135,7 +135,7 @@ unit_device_optimized := $(filter $(OPTIMIZED),$(FOR_DEVICE))
 unit_loops     := $(filter-out %/attention.cpp $(LAUNCHERS),$(wildcard llmc/kernels/host/*.cpp))
 unit_attention := $(patsubst %,llmc/kernels/attention_%.cu,forward fp32 logits)
 unit_tensors   := $(patsubst %,llmc/kernels/%.cu,activation activation_fp8 classifier embedding norm quantize_blocks)
-# The CPU program emulates kernels of these.
+# The CPU program emulates some kernels of these two units.
 unit_arrays    := $(patsubst %,llmc/kernels/%.cu,attention_decode bias clip elementwise initial_values muon quantize \
                   rope update)
 unit_emulated  := $(addprefix llmc/,comm/reductions.cu device/hopper.cu fp8/scaling.cu optim/prepare_step.cu)

@@ -82,7 +82,8 @@ CXXFLAGS_SANITIZE += -fsanitize=thread -Wno-tsan
 else
 CXXFLAGS_SANITIZE += -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
                      -fno-sanitize=vptr,null,object-size$(if $(UNCHECKED),$(comma)pointer-overflow)
-$(CPU_DIR)/%.cpp.o $(if $(UNCHECKED),$(addprefix $(CPU_DIR)/,llmc/%.cu.o build/units/%.cu.o)): CXXFLAGS_SANITIZE += -fno-sanitize=alignment
+$(CPU_DIR)/%.cpp.o $(if $(UNCHECKED),$(addprefix $(CPU_DIR)/,llmc/%.cu.o build/units/%.cu.o)): \
+    CXXFLAGS_SANITIZE += -fno-sanitize=alignment
 endif
 $(call optimized_in,$(CPU_DIR)) $(CPU_DIR)/%.cu.o: LEVEL := -O1
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_SANITIZE += $(DEFINES_CPU)

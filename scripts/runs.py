@@ -261,6 +261,15 @@ def goes_back(before, after):
     return f"goes back from step {before} to step {after}: it holds records of several runs, or of steps that were repeated"
 
 
+def with_names_quoted(pattern):
+    """The pattern, with quotes in its longest beginning that is the path of a file or directory: [ is part of a name there.
+    The trainer and data.prepare, which needs packages that scripts do without, have functions of this name, too."""
+    names = len(pattern)
+    while names > 0 and not os.path.exists(pattern[:names]):
+        names = pattern.rfind("/", 0, names - 1) + 1
+    return glob.escape(pattern[:names]) + pattern[names:]
+
+
 def find_floor(config):
     """The entropy floor in the sidecar of the first validation (or training) shard, or None."""
     val = config.get("val") or []
@@ -269,11 +278,7 @@ def find_floor(config):
     for pattern in (named[1] if named else first, config.get("train")):
         if not isinstance(pattern, str):
             continue
-        # As the trainer reads it: the longest beginning that is a file or directory is a name, even with [ in it.
-        name = len(pattern)
-        while name > 0 and not os.path.exists(pattern[:name]):
-            name = pattern.rfind("/", 0, name - 1) + 1
-        for shard in sorted(glob.glob(glob.escape(pattern[:name]) + pattern[name:])):
+        for shard in sorted(glob.glob(with_names_quoted(pattern))):
             sidecar = read_object(shard + ".json")
             if sidecar is not None:
                 floor = sidecar.get("entropy_floor")

@@ -159,9 +159,8 @@ InputFile::InputFile(const std::string& path, const InputKind& kind)
       fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (kind.links ? 0 : O_NOFOLLOW))) {
     struct stat status = {};
     if (fd_ < 0 && errno == EMFILE)
-        throw Error(ExitCode::no_resources,
-                    fmt::format("cannot open the {} {}: {}; raise this shell's limit (ulimit -n)", kind_.name, path,
-                                std::strerror(errno)));
+        throw Error(ExitCode::no_resources, "cannot open the {} {}: {}; raise this shell's limit (ulimit -n)",
+                    kind_.name, path, std::strerror(errno));
     if (fd_ < 0 || ::fstat(fd_, &status) != 0) fail(std::strerror(errno));
     if (!S_ISREG(status.st_mode)) fail(fmt::format("it is {}, not a regular file", type_name(status.st_mode)));
     bytes_ = static_cast<uint64_t>(status.st_size);

@@ -72,7 +72,7 @@ private:
         std::array<std::array<uint32_t, kLanes>, kLanes> lanes{};  // knowledge of each lane about each other lane
     };
 
-    // Always inlined: a word takes about a hundred instructions, and entries stay in registers.
+    // Always inlined, so that entries stay in registers.
     [[gnu::always_inline]] Entry entry(const Warp& w, const Op& op, int lane, Access access);
     [[gnu::always_inline]] void note_word(Warp& w, const Op& op, Word& word, const Entry& now, Access access,
                                           bool is_shared) const;
