@@ -47,7 +47,8 @@ ExitCode train(const Options& options, const Inputs& inputs, const Tuning& tunin
     trainer.allocate();
     if (std::string(ranks.comm.name()) == "nccl")
         load_products(trainer.kinds_of_products(), trainer.matmul(), trainer.stream());
-    const RunPosition position = set_weights(trainer, options, ranks, resumed);  // a checkpoint's, a file's, or fresh
+    // from a checkpoint or a file, or fresh
+    const RunPosition position = set_weights(trainer, options, inputs, ranks, resumed);
     const CardFacts card{tuning.summary, peak_tflops(ranks.device, options.precision, tuning.rates)};
     Run<Real> run(options, inputs, card, ranks, directory, position, trainer);
 

@@ -183,6 +183,10 @@ std::string setting(const std::string& name, const Json& value) {
     return (find_flag(name) ? "--" : "") + name + " " + text_of(value);
 }
 
+std::string from_here_on(const std::string& name, const Json& now, const Json& then) {
+    return setting(name, now) + " from here on; until now it was " + text_of(then);
+}
+
 // Notes kernels other than those of the checkpoint's run, as on another kind of card.
 void compare_kernels(const Options& o, Resumed& resumed) {
     const std::string then = kernels_in_use(resumed.checkpoint->manifest().run->value("kernels", Json()));
@@ -237,7 +241,7 @@ void compare_settings(const Options& o, const Inputs& inputs, Resumed& resumed) 
         else if (name == "init-from" && !value.is_null())
             resumed.notes.push_back(setting(name, value) + " is not read: the weights are those of the checkpoint");
         else if (change != OnChange::free)
-            resumed.notes.push_back(setting(name, value) + " from here on; until now it was " + text_of(then[name]));
+            resumed.notes.push_back(from_here_on(name, value, then[name]));
     }
 }
 
@@ -467,7 +471,8 @@ static Json fields_without_tensors(const ModelConfig& model) {
 }
 
 template <class Real>
-RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
+RunPosition set_weights(Trainer<Real>& trainer, const Options& o, const Inputs& inputs, Ranks& ranks,
+                        std::optional<Resumed>& resumed) {
     if (resumed) {
         restore(trainer, ranks, *resumed);
         if (o.plateau != PlateauRule{}) trainer.optimizer().scale_rate(resumed->position.watch.rate_factor());
@@ -486,13 +491,16 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, 
         if (ranks.comm.is_main() && !weights->describes_model())
             print_line("note: {} has no config.json next to it, so these values of the model are from -e and flags: {}",
                        o.init_from, json_text(fields_without_tensors(o.model)));
+        const std::optional<std::string> then = weights->tokenizer_hash(), now = inputs.train->sidecar().tokenizer_hash;
+        if (ranks.comm.is_main() && then && now && *then != *now)
+            print_line("note: {}", from_here_on("tokenizer_hash", *now, *then));
     }
     RunPosition position;
     position.run_id = new_run_id();
     return position;
 }
 
-template RunPosition set_weights(Trainer<float>&, const Options&, Ranks&, std::optional<Resumed>&);
-template RunPosition set_weights(Trainer<bf16>&, const Options&, Ranks&, std::optional<Resumed>&);
+template RunPosition set_weights(Trainer<float>&, const Options&, const Inputs&, Ranks&, std::optional<Resumed>&);
+template RunPosition set_weights(Trainer<bf16>&, const Options&, const Inputs&, Ranks&, std::optional<Resumed>&);
 
 }  // namespace llmc

@@ -52,7 +52,8 @@ std::optional<Resumed> find_checkpoint(const Options& options, const Inputs& inp
 // Sets the trainer's weights: from the checkpoint, with the rest of the state, and closes it; or from --init-from; or
 // freshly initialised. Returns where the run is. A collective.
 template <class Real>
-RunPosition set_weights(Trainer<Real>& trainer, const Options& options, Ranks& ranks, std::optional<Resumed>& resumed);
+RunPosition set_weights(Trainer<Real>& trainer, const Options& options, const Inputs& inputs, Ranks& ranks,
+                        std::optional<Resumed>& resumed);
 
 // Begins a decay that somebody asked for by hand. A share of the run (--fp8-until 94%) is then one of the shorter run.
 template <class Real>

@@ -4,6 +4,7 @@ Shards that cannot be read for a while, or for good, and inputs that change befo
 
 import errno
 import os
+import shutil
 import subprocess
 import unittest
 
@@ -151,6 +152,12 @@ class ChangedInputs(Case):
                 changes = [line for line in result.out.splitlines() if line.startswith("note: ") and
                            ("change" in line or "here on" in line)]
                 self.assertEqual(any(note in line for line in changes), True, changes)
+                if "tokenizer" in change:  # weights from a checkpoint that lies where no tokenizer is
+                    moved = shutil.copytree(run_.checkpoints[6], new_path())
+                    prepare(tokenizer=None)
+                    self.assertNotIn("here on", self.succeeds(live(Directory(), "--init-from", moved)).out)
+                    prepare(**change)
+                    self.assertIn(f"note: {note}\n", self.succeeds(live(Directory(), "--init-from", moved)).out)
 
 
 if __name__ == "__main__":
