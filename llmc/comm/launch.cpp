@@ -54,7 +54,10 @@ void read_rank(LaunchInfo& info, const Environment& e) {
     const std::optional<int> rank = e.number("RANK"), world = e.number("WORLD_SIZE");
     if (!rank && world.value_or(1) <= 1) return;
     if (!rank || !world) {
-        if (rank == 0) return;
+        if (rank == 0) {
+            info.lone_rank = "RANK";
+            return;
+        }
         refuse("the environment has {} but no {}; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none of them",
                rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK");
     }
@@ -103,12 +106,16 @@ LaunchInfo launch_environment(const std::function<const char*(const char*)>& get
     } else if (const auto rank = e.number("PMIX_RANK")) {
         set_ranks(info, "mpirun", *rank, 0);
         info.mpi = true;
+        info.lone_rank = "PMIX_RANK";
     } else {
         read_rank(info, e);
-        for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"})
-            if (info.alone() && e.number(name).value_or(0) > 0)
+        for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
+            if (!info.alone() || !e.has(name)) continue;
+            if (e.number(name) > 0)
                 refuse("the environment has {}={} but no number of ranks; start the ranks with mpirun, or unset it",
                        name, e.text(name));
+            info.lone_rank = name;
+        }
     }
     info.secret = read_secret(info.launcher, e);
     info.tasks = e.number("SLURM_NTASKS").value_or(1);
@@ -155,9 +162,10 @@ CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const Build
                 launch.launcher, launch.world);
         return choice;
     }
-    if (launch.alone() || (launch.world == 1 && !launch.mpi)) {
+    if (launch.world == 1) {
+        // One rank needs nothing else. In a shell that mpirun or srun started, MPI may start once, or not at all.
         if (requested == CommKind::mpi) choice.transport = Transport::mpi;
-        return choice;  // one rank needs nothing else
+        return choice;
     }
     choice.transport = choose_transport(launch, build);
     if (requested == CommKind::mpi && choice.transport != Transport::mpi)

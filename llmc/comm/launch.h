@@ -11,12 +11,13 @@ namespace llmc {
 struct LaunchInfo {
     std::string launcher = "none";  // "none", "mpirun", "srun", "environment" (RANK, WORLD_SIZE)
     int rank = 0;
-    int world = 1;        // 0 if only MPI knows
-    bool mpi = false;     // the launcher supports MPI
-    std::string address;  // MASTER_ADDR, or "" if not set
-    int port = 29500;     // MASTER_PORT
-    std::string secret;   // LLMC_SECRET, or the launcher's job id, or "" if neither is known
-    int tasks = 1;        // number of tasks in the Slurm job
+    int world = 1;          // 0 if only MPI knows
+    std::string lone_rank;  // name of a variable with a rank, if none has a number of ranks
+    bool mpi = false;       // the launcher supports MPI
+    std::string address;    // MASTER_ADDR, or "" if not set
+    int port = 29500;       // MASTER_PORT
+    std::string secret;     // LLMC_SECRET, or the launcher's job id, or "" if neither is known
+    int tasks = 1;          // number of tasks in the Slurm job
 
     // True if no launcher started this process.
     bool alone() const { return launcher == "none"; }

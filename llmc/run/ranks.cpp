@@ -34,6 +34,8 @@ void Ranks::connect(const Options& o, const LaunchInfo& launch) {
     comm = llmc::connect(options, launch);
     if (launch.alone() && launch.tasks > 1)
         print_line("note: one process runs, and the Slurm job has {} tasks; srun starts all of them", launch.tasks);
+    if (comm.world() == 1 && !launch.lone_rank.empty())
+        print_line("note: one process runs; the environment has {}=0 but no number of ranks", launch.lone_rank);
     if (comm.is_main())
         for (char** entry = environ; *entry; entry++)
             if (const std::string name = split(*entry, '=')[0];

@@ -115,10 +115,13 @@ TEST_CASE("launch: the secret is LLMC_SECRET, or else the launcher's job id") {
 
 TEST_CASE("launch: contradictions are refused") {
     CHECK(contains(refusal_of({{"RANK", "1"}}), "RANK but no WORLD_SIZE"));
+    CHECK(launched({{"RANK", "0"}}).lone_rank == "RANK");
+    CHECK(launched(kTorchrun).lone_rank == "");
     CHECK(contains(refusal_of({{"WORLD_SIZE", "4"}}), "WORLD_SIZE but no RANK"));
     for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
         CHECK(contains(refusal_of({{name, "1"}}), std::string(name) + "=1 but no number of ranks"));
         CHECK(launched({{name, "0"}}).alone());
+        CHECK(launched({{name, "0"}}).lone_rank == name);
         CHECK(launched(with(kTorchrun, {{name, "1"}})).rank == 3);
     }
     CHECK(contains(refusal_of(with(kTorchrun, {{"RANK", "8"}})), "rank 8 of 8 ranks"));
@@ -136,8 +139,10 @@ TEST_CASE("launch: the back-end that each launcher and build leads to") {
     CHECK(choose_comm(CommKind::automatic, {}, kGpu).nccl == false);
     CHECK(choose_comm(CommKind::mpi, {}, kCpu).transport == ChosenTransport::mpi);
     CHECK(choose_comm(CommKind::nccl, {}, kGpu).transport == ChosenTransport::self);
-    CHECK(choose_comm(CommKind::automatic, launched({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), kCpu).transport ==
-          ChosenTransport::self);
+    for (const Variables& one :
+         {Variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}}, Variables{{"OMPI_COMM_WORLD_SIZE", "1"}},
+          with(kSrun, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}})})
+        CHECK(choose_comm(CommKind::automatic, launched(one), kCpu).transport == ChosenTransport::self);
 
     CHECK(choose_comm(CommKind::automatic, launched(kMpirun), kCpu).transport == ChosenTransport::mpi);
     CHECK_FALSE(choose_comm(CommKind::automatic, launched(kMpirun), kCpu).nccl);

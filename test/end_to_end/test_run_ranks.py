@@ -263,6 +263,9 @@ class OtherInputs(Case):
     def test_rank_that_mpi_does_not_know(self):
         """It would train alone, and so would the others."""
         self.refused(run(*tiny_flags("--max-steps", "1"), env={"PMIX_RANK": "1"}), FLAGS, "PMIX_RANK=1", "rank 0 of 1")
+        for name in ("PMIX_RANK", "PMI_RANK"):
+            self.assertIn(f"note: one process runs; the environment has {name}=0 but no number of ranks\n",
+                          self.succeeds(run(*tiny_flags("--max-steps", "1"), env={name: "0"})).out)
 
     @unittest.skipUnless(MPIRUN, "mpirun is not installed")
     def test_another_device_is_noted(self):
