@@ -156,7 +156,12 @@ CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const Build
     if (requested == CommKind::nccl && !build.nccl) refuse("--comm nccl: this build has no NCCL; {}", kGetNccl);
 
     if (requested == CommKind::self) {
-        if (launch.world != 1)
+        if (launch.world == 0)
+            refuse(
+                "--comm self: PMIX_RANK={} is in the environment, and each rank would train alone; unset it for one "
+                "process, or use --comm auto",
+                launch.rank);
+        if (launch.world > 1)
             refuse(
                 "--comm self: {} started {} ranks, and each would train alone; start one process, or use --comm auto",
                 launch.launcher, launch.world);
@@ -182,8 +187,9 @@ CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const Build
     if (device_collectives_by_nccl && launch.world != 1) {
         if (!build.nccl)
             refuse(
-                "{} GPUs need NCCL, and this build has none; {}. --comm mpi works without, slowly, through host memory",
-                launch.world, kGetNccl);
+                "GPUs of several ranks need NCCL, and this build has none; {}. --comm mpi works without, slowly, "
+                "through host memory",
+                kGetNccl);
         choice.nccl = true;
     }
     return choice;

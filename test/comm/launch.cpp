@@ -166,9 +166,12 @@ TEST_CASE("launch: impossible requests are refused with advice") {
     CHECK(contains(refusal_of(CommKind::mpi, {}, kCpuAlone), "USE_MPI=1"));
     CHECK(contains(refusal_of(CommKind::nccl, {}, kCpu), "this build runs on the CPU"));
     CHECK(contains(refusal_of(CommKind::nccl, {}, kGpuWithoutNccl), "USE_NCCL=1"));
-    CHECK(contains(refusal_of(CommKind::self, launched(kMpirun), kCpu), "each would train alone"));
+    CHECK(contains(refusal_of(CommKind::self, launched(kMpirun), kCpu), "started 4 ranks, and each would train alone"));
+    CHECK(contains(refusal_of(CommKind::self, launched({{"PMIX_RANK", "2"}}), kCpu),
+                   "PMIX_RANK=2 is in the environment, and each rank would train alone"));
     CHECK(contains(refusal_of(CommKind::automatic, launched(kMpirun), kCpuAlone), "this build has no MPI"));
-    CHECK(contains(refusal_of(CommKind::automatic, launched(kMpirun), kGpuWithoutNccl), "4 GPUs need NCCL"));
+    CHECK(contains(refusal_of(CommKind::automatic, launched(kMpirun), kGpuWithoutNccl),
+                   "GPUs of several ranks need NCCL"));
     CHECK(contains(refusal_of(CommKind::mpi, launched(kTorchrun), kCpu), "mpirun -np"));
     CHECK(contains(refusal_of(CommKind::tcp, launched(kMpirun), kCpu), "MASTER_ADDR"));
     CHECK(contains(refusal_of(CommKind::automatic, launched({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), kCpu),
