@@ -261,13 +261,22 @@ def goes_back(before, after):
     return f"goes back from step {before} to step {after}: it holds records of several runs, or of steps that were repeated"
 
 
-def with_names_quoted(pattern):
-    """The pattern, with quotes in its longest beginning that is the path of a file or directory: [ is part of a name there.
-    The trainer and data.prepare, which needs packages that scripts do without, have functions of this name, too."""
+def without_braces(pattern):
+    """The patterns that a pattern with {A,B} stands for."""
+    braces = re.search(r"{([^{}]*)}", pattern)
+    return [pattern] if not braces else [one for choice in braces[1].split(",") for one in
+                                         without_braces(pattern[:braces.start()] + choice + pattern[braces.end():])]
+
+
+def files_of(pattern):
+    """The files that match a pattern of shards, in order. As in the trainer, the longest beginning that is the path of a file
+    or directory is a name, in which [ and { are ordinary characters.
+    """
     names = len(pattern)
     while names > 0 and not os.path.exists(pattern[:names]):
         names = pattern.rfind("/", 0, names - 1) + 1
-    return glob.escape(pattern[:names]) + pattern[names:]
+    rest = pattern[names:] if names > 0 else os.path.expanduser(pattern)
+    return sorted({file for one in without_braces(rest) for file in glob.glob(glob.escape(pattern[:names]) + one)})
 
 
 def find_floor(config):
@@ -278,7 +287,7 @@ def find_floor(config):
     for pattern in (named[1] if named else first, config.get("train")):
         if not isinstance(pattern, str):
             continue
-        for shard in sorted(glob.glob(with_names_quoted(pattern))):
+        for shard in files_of(pattern):
             sidecar = read_object(shard + ".json")
             if sidecar is not None:
                 floor = sidecar.get("entropy_floor")

@@ -331,14 +331,15 @@ class Records(InDirectory):
         self.assertIn(":1 is not a record", reason(write_records(self, "other", [[1, 2]])))
 
     def test_floor_of_a_pattern_after_a_name_with_brackets(self):
-        """As the trainer reads it: [1] is a part of the directory's name, and [v] is a pattern."""
-        directory = os.path.join(self.directory, "data[1]")
+        """As the trainer reads it: [1]{2} is a part of the directory's name, and [v] and {u,v} are patterns."""
+        directory = os.path.join(self.directory, "data[1]{2}")
         os.mkdir(directory)
         for name, text in (("v.bin", ""), ("v.bin.json", '{"entropy_floor": 0.75}')):
             with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
                 file.write(text)
-        for name in ("v.bin", "v*.bin", "[v].bin"):
+        for name in ("v.bin", "v*.bin", "[v].bin", "{u,v}.bin", "{t,{u,v}.b}{.bin,in}"):
             self.assertEqual(self.module.find_floor({"val": [os.path.join(directory, name)]}), 0.75, name)
+        self.assertEqual(self.module.files_of("~"), [os.path.expanduser("~")])
 
 
 class Ends(unittest.TestCase):
