@@ -127,7 +127,8 @@ class Sample(Case):
         self.refuses(FLAGS, [*source, "--tokns", "1"], "--tokns")
         self.refuses(DATA, [*source[:-1], "nowhere"], "cannot open the tokenizer file nowhere: No such")
         self.refuses(CHECKPOINT, ["--from", "nowhere", *source[2:]], "nowhere")
-        table = new_path() + ".tiktoken"
+        table = os.path.join(new_path("elsewhere"), "a.tiktoken")  # models of other tests would find it next to them
+        os.makedirs(os.path.dirname(table))
         with open(table, "w", encoding="ascii") as file:
             file.write("YQ== 300\n")
         self.refuses(DATA, [*source[:-1], table], "301 tokens", "257")
