@@ -2,6 +2,7 @@
 // that fails.
 #pragma once
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -38,6 +39,19 @@ private:
         if (!::mkdtemp(name.data())) throw std::runtime_error("cannot create " + name);
         return name;
     }
+};
+
+// While it exists, this process can open no file.
+struct NoMoreFiles {
+    rlimit before{};
+
+    NoMoreFiles() {
+        ::getrlimit(RLIMIT_NOFILE, &before);
+        const rlimit none = {0, before.rlim_max};
+        ::setrlimit(RLIMIT_NOFILE, &none);
+    }
+    ~NoMoreFiles() { ::setrlimit(RLIMIT_NOFILE, &before); }
+    NoMoreFiles(NoMoreFiles&&) = delete;
 };
 
 // The whole file; "" if there is none.

@@ -12,12 +12,12 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <thread>
 #include <utility>
 
 #include "llmc/base/clock.h"
+#include "llmc/base/files.h"
 
 namespace llmc {
 
@@ -94,7 +94,7 @@ void Child::kill() {
 }
 
 std::optional<std::string> Child::result() {
-    if (start_error_ != 0) return std::string("cannot be started: ") + std::strerror(start_error_);
+    if (start_error_ != 0) return "cannot be started: " + reason_of(start_error_);
     int status = 0;
     if (!end_) {
         const pid_t ended = ::waitpid(pid_, &status, WNOHANG);

@@ -35,13 +35,24 @@ FileCalls& system_calls() {
     return calls;
 }
 
-bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+static bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+
+ExitCode code_of(int error, ExitCode otherwise) {
+    return disk_is_full(error) || error == EMFILE || error == ENFILE ? ExitCode::no_resources : otherwise;
+}
+
+std::string reason_of(int error, const std::string& advice) {
+    const std::string what = error == EMFILE   ? "raise this shell's limit (ulimit -n)"
+                             : error == ENFILE ? "raise this machine's limit (sysctl fs.file-max)"
+                                               : advice;
+    return std::strerror(error) + (what.empty() ? what : "; " + what);
+}
 
 void fail_to_write(const std::string& path, const char* action) {
     const int error = errno;
-    const char* hint = disk_is_full(error) ? "; free space there or choose another directory" : "";
-    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::checkpoint,
-                fmt::format("{}: cannot {}: {}{}", path, action, std::strerror(error), hint));
+    const char* const advice = disk_is_full(error) ? "free space there or choose another directory" : "";
+    throw Error(code_of(error, ExitCode::checkpoint),
+                fmt::format("{}: cannot {}: {}", path, action, reason_of(error, advice)));
 }
 
 NewFile::NewFile(FileCalls& calls, const std::string& path) : calls_(calls), path_(path) {
@@ -128,7 +139,8 @@ std::vector<std::string> names_in(const std::string& directory) {
     for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))
         names.push_back(entry->path().filename().string());
     if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
-        throw Error(ExitCode::checkpoint, "cannot list {}: {}", directory, error.message());
+        throw Error(code_of(error.value(), ExitCode::checkpoint), "cannot list {}: {}", directory,
+                    reason_of(error.value()));
     std::sort(names.begin(), names.end());
     return names;
 }
@@ -158,9 +170,8 @@ InputFile::InputFile(const std::string& path, const InputKind& kind)
       kind_(kind),
       fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (kind.links ? 0 : O_NOFOLLOW))) {
     struct stat status = {};
-    if (fd_ < 0 && errno == EMFILE)
-        throw Error(ExitCode::no_resources, "cannot open the {} {}: {}; raise this shell's limit (ulimit -n)",
-                    kind_.name, path, std::strerror(errno));
+    if (fd_ < 0 && code_of(errno, kind_.code) != kind_.code)
+        throw Error(ExitCode::no_resources, "cannot open the {} {}: {}", kind_.name, path, reason_of(errno));
     if (fd_ < 0 || ::fstat(fd_, &status) != 0) fail(std::strerror(errno));
     if (!S_ISREG(status.st_mode)) fail(fmt::format("it is {}, not a regular file", type_name(status.st_mode)));
     bytes_ = static_cast<uint64_t>(status.st_size);

@@ -36,11 +36,13 @@ public:
 };
 FileCalls& system_calls();
 
-// True for the errno of a disk or quota that is full, and of a file above the limit of `ulimit -f`.
-bool disk_is_full(int error);
+// The exit code and the text of an errno. A disk or quota that is full, a file above the limit of `ulimit -f` and too
+// many open files are no_resources, because retrying does not help, and other errnos have the given code. The text of
+// too many open files names the limit to raise, and others get the given advice: "Permission denied; ADVICE".
+ExitCode code_of(int error, ExitCode otherwise);
+std::string reason_of(int error, const std::string& advice = "");
 
-// Throws an Error "PATH: cannot ACTION: REASON" for the present errno. A full disk gets the exit code no_resources,
-// because freeing space helps and retrying does not.
+// Throws an Error "PATH: cannot ACTION: REASON" for the present errno.
 [[noreturn]] void fail_to_write(const std::string& path, const char* action);
 
 // A new file, open for writing. Closes itself.

@@ -234,7 +234,8 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
     ::globfree(&found);
     // A folder that does not exist matches nothing; one that cannot be read gets its own message.
     if (rc != 0 && rc != GLOB_NOMATCH && reason != ENOENT)
-        throw Error(ExitCode::bad_data, "cannot list the files of '{}': {}", pattern, std::strerror(reason));
+        throw Error(code_of(reason, ExitCode::bad_data), "cannot list the files of '{}': {}", pattern,
+                    reason_of(reason));
 
     std::sort(paths.begin(), paths.end());  // sorted by bytes, since the order must not depend on the locale
     const std::set<std::string> matched(paths.begin(), paths.end());

@@ -25,8 +25,8 @@ namespace fs = std::filesystem;
 const double process_start = monotonic_seconds();
 
 [[noreturn]] static void fail_to_prepare(const std::string& path, int error) {
-    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::bad_flags,
-                "cannot write to the run directory {}: {}; choose another with --out", path, std::strerror(error));
+    throw Error(code_of(error, ExitCode::bad_flags), "cannot write to the run directory {}: {}", path,
+                reason_of(error, "choose another with --out"));
 }
 
 Json read_run_json(const std::string& directory) {
@@ -140,8 +140,8 @@ void LogFile::open(const std::string& path, int64_t bytes) {
     fd_ = ::open(path.c_str(), kFlags, 0666);
     struct stat status {};
     if (fd_ < 0 || ::fstat(fd_, &status) != 0)
-        throw Error(disk_is_full(errno) ? ExitCode::no_resources : ExitCode::bad_flags,
-                    "cannot write {}: {}; choose another run directory with --out", path, std::strerror(errno));
+        throw Error(code_of(errno, ExitCode::bad_flags), "cannot write {}: {}", path,
+                    reason_of(errno, "choose another run directory with --out"));
     cut(status.st_size, bytes);
 }
 

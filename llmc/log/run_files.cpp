@@ -114,9 +114,8 @@ void for_each_own_file(const std::string& directory, const std::vector<RunFileFa
         if (!file.is_ours || std::find(fates.begin(), fates.end(), file.fate) == fates.end()) continue;
         const int error = take(file.name);
         if (error != 0 && error != ENOENT)
-            throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::bad_flags,
-                        "cannot {} {}/{}: {}; choose another directory with --out", action, directory, file.name,
-                        std::strerror(error));
+            throw Error(code_of(error, ExitCode::bad_flags), "cannot {} {}/{}: {}", action, directory, file.name,
+                        reason_of(error, "choose another directory with --out"));
         if (file.name.find('/') != std::string::npos)
             ::rmdir(fs::path(directory + "/" + file.name).parent_path().c_str());  // stays until it is empty
     }

@@ -52,9 +52,8 @@ void require_writable(const std::string& directory) {
     UnnamedFile calls(directory);
     const int fd = calls.open("", 0, 0);
     if (fd >= 0) return static_cast<void>(::close(fd));
-    throw Error(disk_is_full(errno) ? ExitCode::no_resources : ExitCode::bad_flags,
-                "--checkpoint-local {}: cannot create a file in it: {}; name a directory on a disk of this machine",
-                directory, std::strerror(errno));
+    throw Error(code_of(errno, ExitCode::bad_flags), "--checkpoint-local {}: cannot create a file in it: {}", directory,
+                reason_of(errno, "name a directory on a disk of this machine"));
 }
 
 }  // namespace

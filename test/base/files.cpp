@@ -3,7 +3,6 @@
 #include "llmc/base/files.h"
 
 #include <doctest/doctest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -91,18 +90,19 @@ TEST_CASE("input files: pipes, directories, devices and files that are too large
           "cannot open the recipe " + large + ": it has 1048577 bytes, and the limit is 1 MiB" + hint);
 }
 
-TEST_CASE("input files: at the limit of open files, the message names the limit") {
+TEST_CASE("files: at the limit of open files, the message names the limit") {
     const TemporaryDirectory directory;
-    const std::string path = directory / "a";
+    const std::string path = directory / "a", limit = ": Too many open files; raise this shell's limit (ulimit -n)";
     std::ofstream(path).put('x');
-    rlimit before{};
-    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
-    const rlimit none = {0, before.rlim_max};
-    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
-    const std::string message = error_of([&] { read_input(path, kKind); }, ExitCode::no_resources);
-    REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
-    CHECK(message == "cannot open the recipe " + path + ": Too many open files; raise this shell's limit (ulimit -n)");
+    const auto error = [](const auto& call) {
+        const NoMoreFiles no_more_files;
+        return error_of(call, ExitCode::no_resources);
+    };
+    CHECK(error([&] { read_input(path, kKind); }) == "cannot open the recipe " + path + limit);
+    CHECK(error([&] { write_synced(system_calls(), path, "y"); }) == path + ".tmp: cannot create it" + limit);
+    CHECK(error([&] { names_in(directory.path); }) == "cannot list " + directory.path.string() + limit);
     CHECK(refusal(path) == "");
+    CHECK(reason_of(ENFILE) == "Too many open files in system; raise this machine's limit (sysctl fs.file-max)");
 }
 
 TEST_CASE("input files: a Git LFS pointer is refused and named") {

@@ -21,6 +21,9 @@ TEST_CASE("expand_glob sorts, leaves sidecars out and refuses an empty match") {
     CHECK(expand_glob(dir / "lone*") == std::vector<std::string>{dir / "lone.json"});
     CHECK(expand_glob(dir / "{b.bin,a.bin}") == std::vector<std::string>{dir / "a.bin", dir / "b.bin"});
     check_error(ExitCode::bad_data, {dir / "none*.bin"}, [&] { expand_glob(dir / "none*.bin"); });
+    const NoMoreFiles no_more_files;
+    check_error(ExitCode::no_resources, {"cannot list the files of '" + dir / "*'", "raise this shell's limit"},
+                [&] { expand_glob(dir / "*"); });
 }
 
 TEST_CASE("expand_glob: what exists under a name is meant by it, whatever a pattern of that name matches") {
