@@ -17,6 +17,7 @@ itself adds to the loss of FP8's last weights, as KL(BF16 || FP8) on at most 8 b
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -57,7 +58,7 @@ def find_checkpoint(path, steps):
     folder = os.path.join(run, "checkpoints")
     names = [given] if is_checkpoint else sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     found = [int(name.removeprefix("step_")) for name in names
-             if name.startswith("step_") and os.path.exists(os.path.join(folder, name, "manifest.json"))]
+             if re.fullmatch(r"step_\d+", name) and os.path.exists(os.path.join(folder, name, "manifest.json"))]
     found.sort()
     fitting = [step for step in found if not isinstance(last, int) or step + steps <= last]
     if not fitting:

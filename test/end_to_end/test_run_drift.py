@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import unittest
@@ -92,6 +93,8 @@ class Drift(unittest.TestCase):
             self.assertEqual(os.listdir(out), [name])
 
     def test_refusals(self):
+        shutil.copytree(os.path.join(self.trunk.directory, "checkpoints", "step_00000020"),
+                        os.path.join(self.trunk.directory, "checkpoints", "step_00000030.set_aside"))
         for flags, words in (((self.trunk.directory, "--steps", "25"), "has no checkpoint with 25 steps left"),
                              ((os.path.join(self.trunk.directory, "checkpoints", "step_00000020"), "--steps", "20"),
                               "checkpoints of steps 20"),
