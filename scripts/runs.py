@@ -353,6 +353,8 @@ def read_run(path):
     if lost:
         run.notes.append(f"metrics.jsonl lacks {sum(count for _, count in lost)} steps, the first after step {lost[0][0]}")
     run.info = read_info(directory)
+    if "config" not in run.info and os.path.exists(os.path.join(directory, "run.json")):
+        run.notes.append("run.json is damaged: the run's flags are not known, nor whether it was an FP8 run")
     # Earlier runs were all validated in their own precision.
     run.val_precision = {step: precision or run.config.get("precision") for step, precision in precisions.items()}
     return run

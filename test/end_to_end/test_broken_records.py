@@ -118,6 +118,7 @@ class BrokenRecords(InDirectory):
         for info in (deep, '{"config": ' + "[" * 200 + "]" * 200 + "}", "[1]", '{"model": 1, "config": [], "resumed": [1]}'):
             self.write("good/run.json", info)
             self.assertEqual(self.shown("report", good)[0], 0)
+            self.assertIn("note: good: run.json is damaged", self.shown("compare_runs", write_run(self, "whole"), good)[1])
             self.assertLess(self.shown("compare_runs", good, write_run(self, "other"))[0], 2)
 
     def test_random_values(self):
