@@ -191,12 +191,27 @@ class Supervisor:
     def remembered(self):
         """The state after the last life, unless that one ended for good: then somebody has looked at it since."""
         try:
-            with open(self.files.file("lives.jsonl"), encoding="utf-8") as file:
-                last = json.loads(file.read().splitlines()[-1])
-            state = State(**last["state"])
-            return state if last["action"] in ("restart", "rewind", "stopped") else State(life=state.life)
-        except (OSError, ValueError, LookupError, TypeError):
+            with open(self.files.file("lives.jsonl"), "r+", encoding="utf-8", errors="replace") as file:
+                text = file.read()
+                if text and not text.endswith("\n"):
+                    file.write("\n")  # the next line shall not continue one that was cut short
+        except FileNotFoundError:
             return State()
+        for number, line in reversed(list(enumerate(text.splitlines(), 1))):
+            try:
+                last = json.loads(line)
+                state = State(**last["state"])
+                return state if last["action"] in ("restart", "rewind", "stopped") else State(life=state.life)
+            except (ValueError, LookupError, TypeError):
+                say(f"{file.name}:{number} is damaged; the line before it counts")
+        return State()
+
+    def write_down(self, life):
+        try:
+            with open(self.files.file("lives.jsonl"), "a", encoding="utf-8") as file:
+                file.write(json.dumps(life) + "\n")
+        except OSError as error:
+            say(f"lives.jsonl cannot be written ({error.strerror}), so it lacks life {life['life']}")
 
     def stop(self, number, _):
         """Passes on a request to stop. The first is SIGUSR1 to mpirun and srun, which kill their ranks on SIGTERM."""
@@ -366,11 +381,10 @@ class Supervisor:
                 time.sleep(0.1)
             step, checkpoints = self.files.last_step(), self.files.checkpoints()
             action, reason = self.decide(code, lines, step, max(checkpoints, default=0) > newest)
-            with open(self.files.file("lives.jsonl"), "a", encoding="utf-8") as file:
-                file.write(json.dumps({
-                    "life": self.state.life, "start": start, "end": now(), "exit_code": code, "step": step,
-                    "checkpoint": max(checkpoints, default=None), "flags": flags, "action": action, "reason": reason,
-                    "state": asdict(self.state)}) + "\n")
+            self.write_down({
+                "life": self.state.life, "start": start, "end": now(), "exit_code": code, "step": step,
+                "checkpoint": max(checkpoints, default=None), "flags": flags, "action": action, "reason": reason,
+                "state": asdict(self.state)})
             self.event(action, reason, code, step)
             if action == "restart":
                 self.wake.wait(min(LONGEST_WAIT, self.args.back_off * 2**self.state.failures))
@@ -404,7 +418,7 @@ def main(argv=None):
         parser.error("start supervise.py once, outside mpirun and srun, which belong in COMMAND")
     try:
         supervisor = Supervisor(args, Command(words[end + 1:]))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     return supervisor.supervise()
 

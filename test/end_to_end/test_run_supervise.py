@@ -153,6 +153,21 @@ class Lives(Supervising):
         self.assertEqual(run_.did, [(0, "stop")])
         self.assertIn("has no step of a run", run_.lives[0]["reason"])
 
+    def test_damaged_records_of_lives(self):
+        """The last whole line counts, and the next line begins as one. A record that cannot be written ends nothing."""
+        run_ = Supervised()
+        os.mkdir(run_.path)
+        with open(run_.file("lives.jsonl"), "w", encoding="utf-8") as file:
+            file.write('{"action": "restart", "state": {"life": 7}}\n{"life": 8, "sta')
+        result = self.ended(run_.supervise(self, program=[script("exit 2")]), FLAGS)
+        self.assertIn("lives.jsonl:2 is damaged; the line before it counts", result.err)
+        with open(run_.file("lives.jsonl"), encoding="utf-8") as file:
+            self.assertEqual(json.loads(file.readlines()[-1])["life"], 8)
+        run_ = Supervised()
+        result = self.ended(run_.supervise(self, program=[script(f"mkdir {run_.path}/lives.jsonl; exit 2")]), FLAGS)
+        self.assertIn("lives.jsonl cannot be written (Is a directory), so it lacks life 1", result.err)
+        self.assertNotIn("Traceback", result.err)
+
     def test_refusals(self):
         for flags, part in ((["--overwrite"], "--overwrite"), (["--skip-data", "3"], "--skip-data"),
                             (["--resume", "runs/other"], "--resume runs/other"),
