@@ -63,20 +63,27 @@ def tensors_of(directory):
     if not paths:
         raise Refused(f"{directory} has no .safetensors file; train_gpt export writes one")
     for path in paths:
-        with open(path, "rb") as file:
-            length, = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            if entry["dtype"] not in KINDS:
-                raise Refused(f"{path}: {name} is {entry['dtype']}; export it with --dtype fp32 or bf16")
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            kind = numpy.dtype(KINDS[entry["dtype"]])
-            values = numpy.memmap(path, kind, "r", 8 + length + begin, ((end - begin) // kind.itemsize,))
-            if entry["dtype"] == "BF16":
-                values = (values.astype("<u4") << 16).view("<f4")
-            yield name, numpy.asarray(values, numpy.float32).reshape(entry["shape"])
+        try:
+            yield from tensors_in(path)
+        except (ValueError, LookupError, TypeError, OverflowError, MemoryError, struct.error) as error:
+            raise Refused(f"{path} is truncated, or no safetensors file: {error}") from error
+
+
+def tensors_in(path):
+    with open(path, "rb") as file:
+        length, = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if entry["dtype"] not in KINDS:
+            raise Refused(f"{path}: {name} is {entry['dtype']}; export it with --dtype fp32 or bf16")
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        kind = numpy.dtype(KINDS[entry["dtype"]])
+        values = numpy.memmap(path, kind, "r", 8 + length + begin, ((end - begin) // kind.itemsize,))
+        if entry["dtype"] == "BF16":
+            values = (values.astype("<u4") << 16).view("<f4")
+        yield name, numpy.asarray(values, numpy.float32).reshape(entry["shape"])
 
 
 def rope_of(config):
@@ -229,7 +236,8 @@ def stored(values, kind):
         return values, gguf.GGMLQuantizationType.F32
     if kind == gguf.GGMLQuantizationType.Q8_0 and values.shape[-1] % 32:
         kind = gguf.GGMLQuantizationType.F16
-    return gguf.quants.quantize(values, kind), kind
+    with numpy.errstate(over="ignore"):  # convert() refuses values that are too large
+        return gguf.quants.quantize(values, kind), kind
 
 
 def check(path, written):
@@ -249,6 +257,10 @@ def require_whole(directory, config, names):
     of_blocks = [{name.split(".", 2)[2] for name in names if name.startswith(f"blk.{block}.")}
                  for block in range(config.get("num_hidden_layers", config.get("n_layer")))]
     tied = config.get("tie_word_embeddings", config["model_type"] == "gpt2")
+    channels = config.get("hidden_size", config.get("n_embd"))
+    if (found := names.get("token_embd.weight")) and found[1] != (config["vocab_size"], channels):
+        raise Refused(f"{directory}: the embedding is {' x '.join(map(str, found[1]))}, and config.json says "
+                      f"{config['vocab_size']} x {channels}: it is another model's")
     lacks = {"token_embd.weight", "output_norm.weight", *(() if tied else ("output.weight",)),
              *(f"blk.{block}.{name}" for name in set().union(*of_blocks) for block in range(len(of_blocks)))} - set(names)
     if lacks or not set().union(*of_blocks):
@@ -257,6 +269,8 @@ def require_whole(directory, config, names):
 
 def convert(directory, path, kind, pre):
     config = read_json(os.path.join(directory, "config.json"))
+    if not isinstance(config, dict):
+        raise Refused(f"{directory}/config.json is not the description of a model")
     if config["model_type"] not in ARCHITECTURES:
         raise Refused(f"llama.cpp has no model like {config['model_type']}; it has {', '.join(ARCHITECTURES)}")
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
@@ -275,6 +289,10 @@ def convert(directory, path, kind, pre):
         writer.add_tensor("rope_freqs.weight", factors)
     for name, values in tqdm.tqdm(converted(directory, config, arch), "converting", unit=" tensors", disable=None):
         data, of_tensor = stored(values, quantization)
+        back = data if data.dtype.kind == "f" else gguf.quants.dequantize(data, of_tensor)
+        if not numpy.isfinite(back).all():
+            raise Refused(f"{name} has a value that is " + (f"too large for {of_tensor.name}; give another --type" if
+                                                            numpy.isfinite(values).all() else "NaN or infinite"))
         written[name] = data, values.shape
         writer.add_tensor(name, data, raw_dtype=of_tensor)
     require_whole(directory, config, written)

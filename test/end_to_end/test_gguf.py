@@ -5,6 +5,7 @@ by torch and transformers, which read GGUF with code of their own; and refusals.
 import fcntl
 import importlib.util
 import json
+import math
 import os
 import pty
 import shutil
@@ -129,7 +130,21 @@ class Gguf(Case):
             file.write(struct.pack("<Q", len(header)) + header + data[8 + length:])
         return copy
 
+    def with_bytes(self, change):
+        """A copy of an export of GPT-2 whose model.safetensors `change` has modified: the bytes, and where the embedding is."""
+        copy = self.changed("gpt2", "config.json")
+        path = os.path.join(copy, "model.safetensors")
+        data = bytearray(read_bytes(path))
+        values = 8 + struct.unpack("<Q", data[:8])[0]
+        change(data, values + json.loads(data[8:values])["transformer.wte.weight"]["data_offsets"][0])
+        with open(path, "wb") as file:
+            file.write(data)
+        return copy
+
     def test_refused(self):
+        def first_value(value):
+            return lambda data, place: struct.pack_into("<f", data, place, value)
+
         words = {"type": "Split", "pattern": {"Regex": r"\w+"}, "behavior": "Isolated", "invert": False}
         cuts = {"type": "Sequence", "pretokenizers": [words, {"type": "ByteLevel", "use_regex": False}]}
         without, fp8 = new_path(), new_path()
@@ -146,7 +161,11 @@ class Gguf(Case):
                                    (self.changed("mistral", "config.json", sliding_window=16), "window of 16 tokens"),
                                    (self.changed("llama", "config.json", rope_scaling={"rope_type": "yarn"}), "'yarn'"),
                                    (without, "has no tokenizer.json"), (fp8, "export it with --dtype fp32 or bf16"),
-                                   (own, "--pre gives llama.cpp's name"), (new_path(), "has no config.json")):
+                                   (own, "--pre gives llama.cpp's name"), (new_path(), "has no config.json"),
+                                   (self.with_bytes(first_value(math.nan)), "that is NaN or infinite"),
+                                   (self.with_bytes(lambda data, _: data.clear()), "is truncated, or no safetensors"),
+                                   (self.with_bytes(lambda data, _: data.__delitem__(slice(-9, None))), "is truncated"),
+                                   (self.changed("gpt2", "config.json", vocab_size=300), "and config.json says 300 x")):
             with self.subTest(message):
                 path = new_path() + ".gguf"
                 done = to_gguf(directory, path)
@@ -154,6 +173,8 @@ class Gguf(Case):
                 self.assertIn(message, done.stderr)
                 self.assertNotIn("Traceback", done.stderr)
                 self.assertFalse(os.path.exists(path) or os.path.exists(path + ".tmp"))
+        large = self.with_bytes(first_value(1e6))
+        self.assertIn("too large for F16; give another --type", to_gguf(large, new_path() + ".gguf", "--type", "f16").stderr)
         path = new_path() + ".gguf"
         with open(path, "w", encoding="utf-8") as file:
             file.write("mine")
