@@ -48,6 +48,12 @@ std::string reason_of(int error, const std::string& advice) {
     return std::strerror(error) + (what.empty() ? what : "; " + what);
 }
 
+static const char* type_name(mode_t mode) {
+    if (S_ISDIR(mode)) return "a directory";
+    if (S_ISFIFO(mode)) return "a pipe";
+    return S_ISSOCK(mode) ? "a socket" : "a device";
+}
+
 void fail_to_write(const std::string& path, const char* action) {
     const int error = errno;
     const char* const advice = disk_is_full(error) ? "free space there or choose another directory" : "";
@@ -100,8 +106,17 @@ void sync_directory(FileCalls& calls, const std::string& path) {
     if (result != 0 && errno != EINVAL) fail_to_write(path, "flush the directory to disk");
 }
 
+// Refuses the path of a device or pipe, such as /dev/null: root would replace it for all programs.
+static const std::string& require_replaceable(const std::string& path) {
+    struct stat status = {};
+    if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
+        throw Error(ExitCode::checkpoint, "{}: cannot write to it: it is {}, not a regular file", path,
+                    type_name(status.st_mode));
+    return path;
+}
+
 AtomicFile::AtomicFile(FileCalls& calls, const std::string& path)
-    : calls_(calls), path_(path), file_(calls, path + ".tmp") {}
+    : calls_(calls), path_(require_replaceable(path)), file_(calls, path + ".tmp") {}
 
 void AtomicFile::finish() {
     file_.finish();
@@ -158,12 +173,6 @@ uint64_t free_bytes(const std::string& path) {
 
 // The beginning of a pointer: the small text that lies at a file's path until Git LFS has fetched the file.
 constexpr std::string_view kLfsPointer = "version https://git-lfs.github.com/spec/v1";
-
-static const char* type_name(mode_t mode) {
-    if (S_ISDIR(mode)) return "a directory";
-    if (S_ISFIFO(mode)) return "a pipe";
-    return S_ISSOCK(mode) ? "a socket" : "a device";
-}
 
 InputFile::InputFile(const std::string& path, const InputKind& kind)
     : path_(path),

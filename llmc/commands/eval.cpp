@@ -2,11 +2,13 @@
 #include "llmc/checkpoint/weight_source.h"
 #include "llmc/commands/model_command.h"
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "llmc/log/metrics.h"
 #include "llmc/log/run_directory.h"
+#include "llmc/log/run_files.h"
 #include "llmc/model/model_file.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/inputs.h"
@@ -64,7 +66,7 @@ static void write_json(const std::string& path, const Options& o, const ValRecor
 }
 
 ExitCode evaluate_weights(Options o, const LaunchInfo& launch) {
-    if (o.val.empty() && o.hellaswag.empty() && o.task.empty())
+    if ((o.val.empty() || o.val_batches == 0) && o.hellaswag.empty() && o.task.empty())
         refuse("eval: nothing to evaluate on; add --val 'GLOB', --hellaswag FILE or --task NAME=FILE");
     if (o.against == Against::bf16) {
         if (!o.given.contains("precision")) o.precision = Precision::fp8;
@@ -73,6 +75,9 @@ ExitCode evaluate_weights(Options o, const LaunchInfo& launch) {
     }
     o.recompute = Recompute::block;                     // keeps nothing for a backward pass
     const std::string file = std::exchange(o.out, "");  // there is no run directory
+    const std::filesystem::path result = std::filesystem::path(".") / file;
+    if (is_run_file(result.parent_path().string(), result.filename().string()))
+        refuse("eval: --out {} would replace a file of a run; choose another", file);
     Inputs inputs(o);
     const std::unique_ptr<WeightSource> weights = open_weights(o.from, o.of_average);
     take_flags(run_config(o.from), {"seq", "doc-mask"}, o);  // so that the loss is comparable with the run's

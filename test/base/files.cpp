@@ -31,6 +31,16 @@ TEST_CASE("files: the old content stays until the new file is whole") {
                    "none/x.tmp: cannot create it: No such"));
 }
 
+TEST_CASE("files: a pipe or device at PATH stays") {
+    const TemporaryDirectory folder;
+    const std::string path = folder / "pipe";
+    REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+    CHECK(checkpoint_error([&] { write_synced(system_calls(), path, "text"); }) ==
+          path + ": cannot write to it: it is a pipe, not a regular file");
+    CHECK(std::filesystem::is_fifo(path));
+    CHECK(!std::filesystem::exists(path + ".tmp"));
+}
+
 TEST_CASE("files: a symbolic link at PATH or PATH.tmp is replaced, not followed") {
     TemporaryDirectory folder;
     write_synced(system_calls(), folder / "thesis", "mine");

@@ -414,6 +414,9 @@ class Eval(Case):
         good = write_choices([(0, *self.examples[0])])
         self.refuses(FLAGS, [], "--from PATH is missing")
         self.refuses(FLAGS, source, "nothing to evaluate on", "--hellaswag FILE", "--task NAME=FILE")
+        self.refuses(FLAGS, [*source, "--val", corpus().val, "-m", "0"], "nothing to evaluate on")
+        for name in ("run.json", "metrics.jsonl"):
+            self.refuses(FLAGS, [*source, "--val", corpus().val, "--out", self.trained.path(name)], name, "a file of a run")
         self.refuses(FLAGS, [*source, "--task", good], "--task", "has no name")
         self.refuses(FLAGS, [*source, "--task", "hellaswag=x", "--hellaswag", good], "give --task x another name")
         long = write_task([(0, [1], [(1, 1, [2] * 64), (1, 1, [3])])])
