@@ -86,6 +86,8 @@ ExitCode evaluate_weights(Options o, const LaunchInfo& launch) {
     ResolveInputs surroundings;
     inputs.describe(surroundings);
     resolve_for(weights->model(), o, surroundings, ranks);
+    if (ranks.comm.is_main())
+        for (const std::string& note : o.notes) print_error("note: {}", note);
     inputs.tokenizer = find_tokenizer("", o.from, *weights);  // as in the run; check() looks next to the shards
     inputs.check(o);
     if (ranks.comm.world() > 1) {

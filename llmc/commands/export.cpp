@@ -119,6 +119,7 @@ ExitCode export_weights(const Options& o) {
     if (o.format == ExportFormat::llmc && !o.tokenizer.empty())
         refuse("export: --tokenizer needs --format hf; a model file of llm.c has no tokenizer");
     const std::unique_ptr<WeightSource> source = open_weights(o.from, o.of_average);
+    note_replaced_weights(o.from);
     if (o.dtype == StateFormat::fp8 && source->model().table().hf_transposed)
         refuse(
             "export: --dtype fp8 is not for GPT-2, because transformers would take the FP8 codes for weights: "

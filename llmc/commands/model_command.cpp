@@ -68,6 +68,13 @@ TokenizerSearch find_tokenizer(const std::string& given, const std::string& from
     return search;
 }
 
+void note_replaced_weights(const std::string& from) {
+    const std::string directory = weight_directories(from).front();
+    for (const char* name : {"model.safetensors", "config.json"})
+        if (path_exists(directory + "/" + name) && was_replaced(directory, name))
+            print_error("note: {}/{} was replaced after the run wrote it", directory, name);
+}
+
 void resolve_for(const ModelConfig& model, Options& o, ResolveInputs surroundings, const Ranks& ranks) {
     o.model.vocab = model.vocab;  // not the data's
     surroundings.model = &model;
@@ -80,6 +87,7 @@ std::vector<std::unique_ptr<Trainer<Real>>> load_models(const std::vector<Option
                                                         const WeightSource& weights) {
     std::vector<std::unique_ptr<Trainer<Real>>> trainers;
     MemoryByKind needed;
+    if (ranks.comm.is_main()) note_replaced_weights(options.front().from);
     for (const Options& o : options) {
         TrainerConfig config = o;
         config.forward_only = true;

@@ -35,6 +35,9 @@ Json run_config(const std::string& from);
 // Takes the flags `names` from a run's configuration, unless the command line has them.
 void take_flags(const Json& config, const std::vector<std::string>& names, Options& options);
 
+// Notes a file of weights in a run's directory that is not the run's.
+void note_replaced_weights(const std::string& from);
+
 // Calls resolve() for the model of the weights, with `surroundings` and the number of ranks.
 void resolve_for(const ModelConfig& model, Options& options, ResolveInputs surroundings, const Ranks& ranks);
 

@@ -404,6 +404,19 @@ class Eval(Case):
         self.assertRegex(result.out, r"(?m)^against BF16 .*\nval +\d\.\d{4} +[+-]0\.\d{6} +0\.\d{6} +[+-]0\.\d{4} % +"
                                      r"\d\.\d{4}e-0\d +\d\.\de-0\d$")
 
+    def test_notes(self):
+        """Flags that change nothing, and weights of another run in this run's directory."""
+        other, commands = new_path(), (["eval", "--val", corpus().val, "-m", "1"], ["sample", "-g", "1", "--prompt", "ids:1"],
+                                       ["export", "--overwrite", "--to", new_path()])
+        shutil.copytree(self.trained.directory, other)
+        shutil.copy(FinishedRun(*SMALL, "--seed", "2").path("model.safetensors"), other)
+        for command, *flags in commands:
+            self.assertEqual(self.succeeds(run(command, "--from", self.trained.directory, *flags)).err.count("note: "), 0)
+            self.assertIn(f"note: {other}/model.safetensors was replaced after the run wrote it\n",
+                          self.succeeds(run(command, "--from", other, *flags)).err)
+        self.assertIn("note: --fp8-recipe has no effect with --precision bf16\n", self.succeeds(
+            run("eval", "--from", self.trained.directory, *commands[0][1:], "--fp8-recipe", "current")).err)
+
     def refuses(self, code, flags, *parts):
         result = run("eval", *flags)
         self.refused(result, code, *parts)
