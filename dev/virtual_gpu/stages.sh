@@ -3,7 +3,7 @@
 virtual=build/virtual
 stage "virtual GPU: build" check make -s -j"$JOBS" virtual test-virtual PTX=1 GPU_ARCH=sm_90a
 # Leaves out the test that makes a GPU convert every float.
-virtual_tests=(OMP_NUM_THREADS=1 $virtual/test_gpu --no-colors --test-suite-exclude=once
+virtual_tests=(OMP_NUM_THREADS=1 $virtual/test_gpu --no-colors --test-suite-exclude=soak,once
     "--test-case-exclude=*conversions of floats*")
 # The longest tests first, because they end the queue.
 queue stage "virtual GPU: kernels, races" doctest env VIRTUAL_GPU_RACES=1 VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_MULTIPROCESSORS=2 \

@@ -216,7 +216,7 @@ void run_grid(const Launch& launch) {
     Kernel& kernel = *launch.kernel;
     if (!kernel.code) kernel.code = decode(kernel);
     const uint64_t count = uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
-    static Races* const races = Races::wanted() ? new Races : nullptr;
+    Races* const races = Races::wanted();
     if (races) races->start_launch();
     const int most = races ? 1 : options().threads > 0 ? options().threads : omp_get_max_threads();
     const int threads = static_cast<int>(std::min<uint64_t>(static_cast<uint64_t>(most), count));

@@ -21,7 +21,8 @@ enum class Access : uint8_t { read, write, atomic };
 
 class Races {
 public:
-    static bool wanted();
+    // Null if launches shall detect none: without VIRTUAL_GPU_RACES=1, and after virtual_gpu_detects_races(false).
+    static Races* wanted();
 
     void start_launch();
     void start_block(const Block& block);
@@ -94,3 +95,6 @@ private:
 };
 
 }  // namespace virtual_gpu
+
+// For a test that launches again what has been checked: whether launches that are played from now on detect races.
+extern "C" void virtual_gpu_detects_races(bool on);
