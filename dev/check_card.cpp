@@ -2,12 +2,12 @@
 // casts, copies and tensor cores, every kernel, every algorithm that the run may choose for a matmul, and the
 // collectives of its ranks. Run it once on a kind of card that nobody has tried:
 //
-//     make check_card && ./check_card -e d12 -b 64 --precision fp8 [--json]
+//     make check_card && ./check_card -e d12 -b 64 --precision fp8 [--json] [--only TEXT]
 //     mpirun -np 8 ./check_card ...                                  every rank checks its own card
 //
 // Each item is named before it runs, so the last name is that of a kernel that hangs or loses the device. Prints a
 // table, or with --json every item, and exits with 0, or with 1 if an item is wrong. Runs know the results of their
-// kind of card (llmc/run/tuning.h).
+// kind of card (llmc/run/tuning.h), but not those of --only, which runs the items whose names contain the text.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -39,15 +39,21 @@ struct Result {
     double seconds;
 };
 
+struct Settings {
+    bool json = false;
+    std::string only;  // a part of the names of items to run; all items have ""
+};
+
 class Checks {
 public:
     // Rank 0 writes the names of items, to standard error if standard output is for JSON.
-    Checks(Ranks& ranks, bool json) : ranks_(ranks), progress_(json ? stderr : stdout) {}
+    Checks(Ranks& ranks, const Settings& settings)
+        : ranks_(ranks), only_(settings.only), progress_(settings.json ? stderr : stdout) {}
 
     // Runs an item, which returns what is wrong or "". After an item that loses the device, no other runs.
     template <class Run>
     void check(const std::string& name, const std::string& family, const Run& run) {
-        if (is_lost_) return;
+        if (is_lost_ || name.find(only_) == std::string::npos) return;
         ranks_.watchdog.alive();
         say(name + " ...");
         const double begin = monotonic_seconds();
@@ -72,6 +78,7 @@ private:
     }
 
     Ranks& ranks_;
+    const std::string only_;
     FILE* const progress_;
     std::vector<Result> results_;
     bool is_lost_ = false;
@@ -150,13 +157,29 @@ void keep(const std::vector<Result>& results, const DeviceInfo& device) {
     if (!problem.empty()) std::fprintf(stderr, "note: the results cannot be kept: %s\n", problem.c_str());
 }
 
-ExitCode check_card(int argc, const char* const* argv, bool json, const LaunchInfo& launch) {
-    ParsedOptions parsed = parse_options(argc, argv);
+// Takes --json and --only TEXT out of the flags.
+Settings take_settings(std::vector<const char*>& flags) {
+    Settings settings;
+    settings.json = std::erase_if(flags, [](const char* flag) { return std::string(flag) == "--json"; }) > 0;
+    const auto only =
+        std::find_if(flags.begin(), flags.end(), [](const char* flag) { return std::string(flag) == "--only"; });
+    if (only == flags.end()) return settings;
+    if (only + 1 == flags.end()) throw Error(ExitCode::bad_flags, "--only needs a part of an item's name");
+    settings.only = only[1];
+    flags.erase(only, only + 2);
+    return settings;
+}
+
+ExitCode check_card(std::vector<const char*> flags, const LaunchInfo& launch) {
+    const Settings settings = take_settings(flags);
+    flags.push_back("--bench");  // a run that needs no data and writes nothing
+    ParsedOptions parsed = parse_options(static_cast<int>(flags.size()), flags.data());
     Options& o = parsed.options;
     if (o.help || o.help_all)
         parsed.text = help_text(
-            "Usage: check_card [--json] FLAGS\n\nTests on this card the kernels, matmuls and collectives of a training "
-            "run with\nthese flags. It needs no data.\n",
+            "Usage: check_card [--json] [--only TEXT] FLAGS\n\nTests on this card the kernels, matmuls and collectives "
+            "of a "
+            "training run with\nthese flags, or those whose names contain TEXT. It needs no data.\n",
             o.help_all, help_width());
     if (parsed.text) {
         std::fputs(parsed.text->c_str(), stdout);
@@ -171,7 +194,7 @@ ExitCode check_card(int argc, const char* const* argv, bool json, const LaunchIn
     ranks.describe(surroundings);
     resolve(o, surroundings);
 
-    Checks checks(ranks, json);
+    Checks checks(ranks, settings);
     const OwnedStream stream = create_stream();
     for (const CheckItem& item : kernel_checks(KernelUse(o, ranks.comm.world())))
         checks.check(item.name, item.family, [&] { return item.run(stream); });
@@ -189,8 +212,10 @@ ExitCode check_card(int argc, const char* const* argv, bool json, const LaunchIn
     const bool is_right =
         std::all_of(results.begin(), results.end(), [](const Result& result) { return result.problem.empty(); });
     if (!ranks.comm.is_main()) return ExitCode::ok;  // mpirun may end rank 0 if another one fails
-    keep(results, ranks.device);
-    if (json) {
+    if (results.empty())
+        throw Error(ExitCode::bad_flags, fmt::format("--only {}: no item has this in its name", settings.only));
+    if (settings.only.empty()) keep(results, ranks.device);
+    if (settings.json) {
         Json items = Json::array();
         for (const Result& r : results)
             items.push_back({{"name", r.name}, {"family", r.family}, {"problem", r.problem}, {"seconds", r.seconds}});
@@ -205,13 +230,10 @@ ExitCode check_card(int argc, const char* const* argv, bool json, const LaunchIn
 
 int main(int argc, char** argv) {
     prepare_process(argv);
-    std::vector<const char*> flags(argv, argv + argc);
-    const bool json = std::erase_if(flags, [](const char* flag) { return std::string(flag) == "--json"; }) > 0;
-    flags.push_back("--bench");  // a run that needs no data and writes nothing
     LaunchInfo launch;
     try {
         launch = launch_environment();
-        return static_cast<int>(check_card(static_cast<int>(flags.size()), flags.data(), json, launch));
+        return static_cast<int>(check_card({argv, argv + argc}, launch));
     } catch (const Error& error) {
         std::fflush(stdout);
         if (!launch.alone()) leave(launch, error);

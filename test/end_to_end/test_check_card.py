@@ -110,11 +110,24 @@ class OnHost(unittest.TestCase):
                 self.assertEqual(done.code, 1, done.out)
                 self.assertRegex(done.out, rf"(?m)^WRONG: {item}")
 
+    def test_only_some_items(self):
+        """They run alone, and their results are not kept as those of the card."""
+        env = cache()
+        done = check("--precision", "bf16", "--only", "layernorm", program=HOST_CHECK, env=env)
+        self.assertEqual(done.code, 0, done.err)
+        names = re.findall(r"(?m)^(\w+) .*\.\.\. right$", done.out)
+        self.assertEqual(set(names), {"layernorm_forward", "layernorm_backward"})
+        self.assertFalse(os.path.exists(os.path.join(env["XDG_CACHE_HOME"], "train_gpt")))
+        for only, said in ((["--only"], "--only needs a part of an item's name"),
+                           (["--only", "layernorn"], "--only layernorn: no item has this in its name")):
+            done = check("--precision", "bf16", *only, program=HOST_CHECK)
+            self.assertEqual((done.code, done.err), (2, f"check_card: {said}\n"))
+
     def test_flags(self):
         self.assertEqual(check("--no-such-flag", program=HOST_CHECK).code, 2)
         for flag in ("--help", "--help-all"):
             text = check(flag, program=HOST_CHECK).out
-            self.assertTrue(text.startswith("Usage: check_card [--json] FLAGS\n"), text[:100])
+            self.assertTrue(text.startswith("Usage: check_card [--json] [--only TEXT] FLAGS\n"), text[:100])
             self.assertIn("--precision", text)
             self.assertNotIn("export", text[:500])
 
@@ -178,7 +191,8 @@ class OnVirtualGpu(unittest.TestCase):
     @needs_fp8
     def test_mistakes(self):
         for faults in self.MISTAKES:
-            done = check(*card_flags("delayed"), fault=",".join(faults))
+            only = [] if len(faults) > 1 else ["--only", *(item for item, _ in faults.values())]
+            done = check(*card_flags("delayed"), *only, fault=",".join(faults))
             for fault, (item, said) in faults.items():
                 with self.subTest(fault):
                     self.finds(done, item, said)
@@ -189,10 +203,10 @@ class OnVirtualGpu(unittest.TestCase):
         for fault in ("zero-store:hopper_attention_forward_kernel", "fail-kernel:hopper_attention_forward_kernel",
                       "zero-store:hopper_attention_split_kernel", "unsteady-kernel:hopper_attention_split_kernel"):
             with self.subTest(fault):
-                self.finds(check(*flags, fault=fault), "attention .* on Hopper")
+                self.finds(check(*flags, "--only", "attention ", fault=fault), "attention .* on Hopper")
         for fault in ("wrong-kernel:hopper_matmul_gelu_kernel<llmc::e4m3", "stray:hopper_matmul_gelu_kernel<llmc::e5m2"):
             with self.subTest(fault):
-                self.finds(check(*card_flags("delayed"), fault=fault), "multiply_gelu_")
+                self.finds(check(*card_flags("delayed"), "--only", "multiply_gelu_", fault=fault), "multiply_gelu_")
 
     def test_a_kernel_that_never_ends_is_the_last_one_named(self):
         env = {**trainer.ENVIRONMENT, **cache(), "VIRTUAL_GPU_FAULT": "hang-kernel:embedding_forward"}
@@ -341,7 +355,7 @@ class OnVirtualGpu(unittest.TestCase):
         self.assertRegex(honest.out, r"(?m)^collectives +1 of +1 right")
         for operation, call in (("all_gather", "ncclAllGather"), ("reduce_scatter", "ncclReduceScatter")):
             with self.subTest(operation):
-                lying = ranks(VIRTUAL_CHECK, *shape, fault=f"corrupt:{call}")
+                lying = ranks(VIRTUAL_CHECK, *shape, "--only", "collectives", fault=f"corrupt:{call}")
                 self.assertEqual(lying.code, 1, lying.out)
                 self.assertRegex(lying.out, rf"(?m)^WRONG: collectives: .*{operation}.*expected")
         endless = ranks(VIRTUAL_CHECK, *shape, "--timeout-start", "4", fault="stall:3")
