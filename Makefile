@@ -113,7 +113,7 @@ marked  = $(foreach mark,$(MARKS),$(if $(findstring $1,$(mark)),$(firstword $(su
 LLMC       := $(wildcard llmc/*/*.cpp llmc/*/*.cu llmc/kernels/hopper/*.cu) build/git_version.cpp
 HOST_ONLY  := $(wildcard llmc/device/host/*.cpp llmc/kernels/host/*.cpp)
 PER_DEVICE := %.cu $(HOST_ONLY) $(call marked,per-device)
-OPTIMIZED  := $(call marked,optimized) $(HOST_ONLY) llmc/%.cu
+OPTIMIZED  := $(call marked,optimized) $(HOST_ONLY)
 # The CPU program runs the kernels as loops (llmc/kernels/host/launch.h). test_cpu also emulates those that have a loop.
 LAUNCHERS  := $(wildcard llmc/kernels/*.cu) llmc/kernels/host/launch.cpp
 
@@ -135,7 +135,7 @@ unit_device_optimized := $(filter $(OPTIMIZED),$(FOR_DEVICE))
 unit_loops     := $(filter-out %/attention.cpp $(LAUNCHERS),$(wildcard llmc/kernels/host/*.cpp))
 unit_attention := $(patsubst %,llmc/kernels/attention_%.cu,forward fp32 logits)
 unit_tensors   := $(patsubst %,llmc/kernels/%.cu,activation activation_fp8 classifier embedding norm quantize_blocks)
-# The CPU program emulates some kernels of these two units.
+# The CPU program emulates some kernels of these two units. Of other .cu files it only has what calls the loops.
 unit_arrays    := $(patsubst %,llmc/kernels/%.cu,attention_decode bias clip elementwise initial_values muon quantize \
                   rope update)
 unit_emulated  := $(addprefix llmc/,comm/reductions.cu device/hopper.cu fp8/scaling.cu optim/prepare_step.cu)
@@ -145,7 +145,8 @@ unit_file = build/units/$1$(suffix $(firstword $(unit_$1)))
 in_units  = $(foreach unit,$(UNITS),$(if $(filter $(unit_$(unit)),$1),$(call unit_file,$(unit)))) \
             $(filter-out $(foreach unit,$(UNITS),$(unit_$(unit))),$1)
 PER_DEVICE += $(patsubst %,build/units/%.cpp,device device_optimized loops)
-OPTIMIZED  += $(foreach unit,optimized device_optimized loops arrays emulated,$(call unit_file,$(unit)))
+OPTIMIZED  += $(foreach unit,optimized device_optimized loops arrays emulated,$(call unit_file,$(unit))) \
+              $(unit_arrays) $(unit_emulated)
 
 shared        = $(patsubst %,$(SHARED_DIR)/%.o,$1)
 objects_in    = $(patsubst %,$1/%.o,$(filter $(PER_DEVICE),$2)) $(call shared,$(filter-out $(PER_DEVICE),$2))
@@ -154,7 +155,6 @@ cuda_objects  = $(call objects_in,$(CUDA_DIR),$(call in_units,$1))
 CPU_OBJECTS   = $(call cpu_objects,$(filter-out $(LAUNCHERS),$(LLMC) $(HOST_ONLY)))
 CPU_LAUNCHERS = $(call cpu_objects,$(LAUNCHERS))
 CUDA_OBJECTS  = $(call cuda_objects,$(LLMC))
-CPU_MAIN     = $(call shared,train_gpt.cu)
 CPU_PROGRAMS  = $(CPU_DIR)/train_gpt_cpu
 CUDA_PROGRAMS = $(CUDA_DIR)/train_gpt
 
@@ -187,7 +187,7 @@ $(foreach unit,$(UNITS),$(call unit_file,$(unit))): build/units/%: FORCE
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(unit_$(basename $*)) > $@.$$PPID
 	@if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
-$(CPU_DIR)/train_gpt_cpu: $(CPU_MAIN)
+$(CPU_DIR)/train_gpt_cpu: $(call shared,train_gpt.cu)
 $(filter-out %/test_cpu,$(CPU_PROGRAMS)): $(CPU_LAUNCHERS)
 $(CUDA_DIR)/train_gpt: $(call shared,train_gpt.cu)
 $(CPU_PROGRAMS): $(CPU_OBJECTS)

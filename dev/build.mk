@@ -1,7 +1,7 @@
 # The builds of developers: tests, sanitizers, the probe, fuzzing, packages. Included by the Makefile.
 #
 # Marks in a file's line "// build: ..." that matter here, next to `per device` and `optimized`:
-#   threads    starts threads, or is run by several: both sanitizers look at it, wherever it lies
+#   threads    starts threads, or is run by several: ThreadSanitizer looks at it, and AddressSanitizer if it lies in llmc/
 #   addresses  AddressSanitizer looks at it, wherever it lies
 #   gpu test   a test that runs on a GPU too, although its folder knows no device
 #   fuzzed     reads files that somebody else may have written: libFuzzer looks for ones that break it
@@ -50,22 +50,21 @@ $(CPU_DIR)/with_kernels/%.o: % Makefile
 
 # ---- sanitizers ----------------------------------------------------------------------------------------------------
 # A sanitizer's build reuses ordinary objects of files that it need not look at. AddressSanitizer leaves out tests, which
-# only call llmc/, the upper folders, which read flags and write reports, and kernels. ThreadSanitizer looks at folders
-# where threads meet. Both look at all of a unit that has a file of theirs. `make UNCHECKED=` looks at everything, in a
-# directory of its own.
+# only call llmc/, the upper folders, which read flags and write reports, and kernels. ThreadSanitizer looks at files
+# that start threads or are run by several, and at their tests. Both look at all of a unit that has a file of theirs.
+# `make UNCHECKED=` looks at everything, in a directory of its own.
 PLAIN_DIR := $(CPU_DIR)
 ifneq ($(SANITIZE),)
 WHOLE     := $(if $(filter command,$(origin UNCHECKED)),-whole)
 ALL       := $(LLMC) $(HOST_ONLY) $(TESTS) $(HOST_TESTS) $(RANK_TESTS) $(PROBE)
-THREADED  := $(wildcard llmc/device/host/*.cpp) $(HOST_TESTS) $(wildcard test/comm/*.cpp) $(call marked,threads)
-CHECKED_address := $(filter-out $(UPPER:%=llmc/%/%) $(LAUNCHERS),$(filter llmc/%,$(ALL))) $(THREADED) $(call marked,addresses)
-CHECKED_thread  := llmc/comm/% llmc/device/% llmc/train/% $(THREADED)
+CHECKED_address := $(filter-out $(UPPER:%=llmc/%/%) $(LAUNCHERS),$(filter llmc/%,$(ALL))) $(HOST_TESTS) \
+                   $(filter llmc/%,$(call marked,threads)) $(call marked,addresses)
+CHECKED_thread  := llmc/comm/%.cpp llmc/device/%.cpp $(wildcard test/comm/*.cpp) $(call marked,threads)
 CHECKED   := $(filter $(CHECKED_$(SANITIZE)),$(ALL))
 TOUCHED   := $(foreach unit,$(UNITS),$(if $(filter $(CHECKED),$(unit_$(unit))),$(unit)))
 CHECKED   += $(foreach unit,$(TOUCHED),$(unit_$(unit)))
 UNCHECKED := $(filter-out $(CHECKED),$(ALL))
 CPU_DIR   := build/cpu-$(MARCH)-$(SANITIZE)$(WHOLE)$(SUFFIX)
-CPU_MAIN  := $(CPU_DIR)/train_gpt.cu.o
 LINK_FLAGS := -fsanitize=$(if $(filter thread,$(SANITIZE)),thread,address$(comma)undefined)
 cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(call in_units,$(filter-out $(UNCHECKED),$1))) \
               $(call objects_in,$(PLAIN_DIR),$(call in_units,$(filter $(UNCHECKED),$1)))

@@ -22,15 +22,18 @@ esac
 ./scripts/setup.sh || exit 1
 source dev/stages.sh
 NATIVE=build/cpu-native
+launching=$(printf '*test/%s/*,' device fp8 linear optim shard train)
 
 # ---- build, and checks that need none ------------------------------------------------------------------------------
 
-host=(train_gpt_cpu check_card_cpu test-cpu test-ranks-binary) once=()
+host=(train_gpt_cpu check_card_cpu test-cpu test-ranks-binary)
 if [[ -n $ALL ]]; then
     host+=(probe-cpu)  # the GPU session's tests use it
+    # The host's tests without these folders, whose code launches kernels: their tests run in another order below.
+    other_tests=("--test-suite-exclude=soak" "--source-file-exclude=*test/kernels/*,$launching")
 else
     export BRIEF=1  # fewer recipes and shardings, as marked in the tests
-    once=(--test-suite-exclude=once)
+    other_tests=("--test-suite-exclude=soak,once" "--source-file-exclude=*test/kernels/*")
 fi
 # These checks need no build, and use the cores that it leaves.
 queue stage "host: build" check make -s -j"$JOBS" "${host[@]}"
@@ -51,8 +54,7 @@ queue stage "FP8 follows BF16, 60 steps" unittest env COMPARE_RECIPES=delayed CO
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16.test_sample_corpus Refused
 queue stage "host: loops beside kernels" doctest env LLMC_LOOPS=compare OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
     "--source-file=*test/kernels/*"
-queue stage "host: other tests" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
-    "--source-file-exclude=*test/kernels/*" "${once[@]}"
+queue stage "host: other tests" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors "${other_tests[@]}"
 # The largest files first: they take longest, and a long one at the end would run alone.
 mapfile -t files < <(ls -S test/end_to_end/test_run_*.py)
 for file in "${files[@]}"; do
@@ -69,8 +71,8 @@ if [[ -n $ALL ]]; then
     # Tests of code that launches kernels. The kernels' own tests run in random order on the virtual GPU, which sees
     # every race and every byte outside an array, and whole models use other orders of threads and streams below.
     queue stage "host: random order, guarded memory" doctest \
-        env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors --test-suite-exclude=once \
-        "--source-file=$(printf '*test/%s/*,' device fp8 linear optim shard train)"
+        env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors \
+        "--test-suite-exclude=soak,once" "--source-file=$launching"
     queue stage "flags at random, ends of runs at random, briefly" check bash -c \
         'python3 test/end_to_end/combinations.py --cases 2 --seed 3 && python3 test/end_to_end/lives.py --runs 1 --seed 3'
 fi
@@ -107,7 +109,7 @@ stage "AddressSanitizer, UBSan: build" check make -s -j"$JOBS" SANITIZE=address 
 # Leaves out tests of objects that this build takes from the ordinary one (UNCHECKED in dev/build.mk); make soak has
 # them.
 queue stage "AddressSanitizer, UBSan: tests" doctest "${asan[@]}" $NATIVE-address/test_cpu --no-colors \
-    "--test-suite-exclude=once,not under sanitizers" \
+    "--test-suite-exclude=soak,once,not under sanitizers" \
     "--source-file-exclude=*test/kernels/*,*test/dev/*,*test/base/*,*test/flags/*,*test/log/*,*test/plan/*,*test/run/*,*test/device/formats.cu,*test/device/math.cu"
 queue stage "AddressSanitizer, UBSan: broken files" check "${asan[@]}" \
     TRAIN_GPT=$NATIVE-address/train_gpt_cpu python3 test/end_to_end/fuzz.py --cases 60
@@ -119,13 +121,11 @@ queue stage "AddressSanitizer, UBSan: training" check "${asan[@]}" \
 # One OS thread: the GPU's threads are separate contexts, and OpenMP's runtime is not instrumented.
 stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu $NATIVE-thread/train_gpt_cpu \
     test-ranks-binary
-# Tests of threaded code and of the host device. The virtual GPU finds races in the kernels' PTX (below). Tests of
-# signals train longest of all, with threads that the other tests have too.
-tsan_tests=("${tsan[@]}" $NATIVE-thread/test_cpu --no-colors
-    "--source-file=*test/comm/*,*test/data/loader*,*test/checkpoint/saver*,*test/run/stop*,*test/train/*,*test/device/*"
-    "--source-file-exclude=*test/device/formats.cu,*test/device/math.cu,*test/train/signals.cpp"
-    "--test-suite-exclude=once,not under sanitizers,not under ThreadSanitizer")
-queue stage "ThreadSanitizer: tests" doctest "${tsan_tests[@]}"
+# The virtual GPU finds races in the kernels' PTX (below). make soak runs all tests, with kernels in their source.
+queue stage "ThreadSanitizer: tests" doctest "${tsan[@]}" $NATIVE-thread/test_cpu --no-colors \
+    "--source-file=*test/comm/*,*test/data/loader*,*test/checkpoint/*,*test/run/stop*,*test/device/transfer*" \
+    "--source-file-exclude=*test/comm/reductions.cpp" \
+    "--test-suite-exclude=soak,once,not under sanitizers"
 queue stage "ThreadSanitizer: several ranks" unittest "${tsan[@]}" env TEST_RANKS=$NATIVE-thread/test_ranks "${rank_tests[@]}"
 queue stage "ThreadSanitizer: training" check "${tsan[@]}" \
     python3 test/end_to_end/trainer.py --short-run $NATIVE-thread/train_gpt_cpu

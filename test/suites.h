@@ -7,12 +7,12 @@
 
 namespace llmc::test {
 
+// All values or combinations of something, of which another test has the important ones: only in dev/soak.sh.
+constexpr const char* kSoak = "soak";
 // Long, and independent of the order of threads and streams: run once, only with --all, and under no sanitizer.
 constexpr const char* kOnce = "once";
 // Long under sanitizers, which see the same code in other tests.
 constexpr const char* kNotUnderSanitizers = "not under sanitizers";
-// Too long under ThreadSanitizer: training on one thread of the host.
-constexpr const char* kNotUnderTsan = "not under ThreadSanitizer";
 
 // Tests of test_ranks --training that only run with --all.
 constexpr const char* kTrainingLong = "training, long";

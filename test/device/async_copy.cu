@@ -1,5 +1,4 @@
 // cp.async: arrival of the data, zero fill, and a two-stage pipeline like that of kernels.
-// build: threads
 #include "llmc/device/async_copy.cuh"
 
 #include <vector>

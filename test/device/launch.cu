@@ -1,6 +1,5 @@
 // launch(): every thread of a grid runs once with its own indices; shared memory static and dynamic, small and large;
 // the kernel's name.
-// build: threads
 #include "llmc/device/launch.cuh"
 
 #include <string>

@@ -1,6 +1,5 @@
 // Warp, quad and block reductions, bit for bit, and CUDA's own shuffles, votes and atomics by their definition in the
 // CUDA programming guide.
-// build: threads
 #include "llmc/device/warp.cuh"
 
 #include <algorithm>

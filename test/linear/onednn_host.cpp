@@ -9,14 +9,11 @@
 
 #include "llmc/linear/matmul.h"
 #include "test/linear/sums.h"
-#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
 
-TEST_CASE_TEMPLATE("products by oneDNN have the same bits with any number of threads" *
-                       doctest::test_suite(kNotUnderTsan),
-                   Real, float, bf16) {
+TEST_CASE_TEMPLATE("products by oneDNN have the same bits with any number of threads", Real, float, bf16) {
     if (!(sizeof(Real) == 4 ? host::OnednnProducts::has_fp32() : host::OnednnProducts::has_bf16())) return;
     // Sums of N, C and OC terms. oneDNN itself splits those of N terms between threads.
     const int N = 4160, C = 72, OC = 2112, threads = omp_get_max_threads();

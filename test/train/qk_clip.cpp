@@ -182,7 +182,7 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
 }  // namespace
 
 TEST_CASE_TEMPLATE("the largest logits of a step are those of GPT-2 in FP64, over its micro-batches" *
-                       doctest::test_suite(kNotUnderTsan),
+                       doctest::test_suite(kNotUnderSanitizers),
                    Real, float, bf16) {
     ClippedRun<Real> run({});
     for (int step = 0; step < 2; step++) {
@@ -210,7 +210,8 @@ TEST_CASE_TEMPLATE("the largest logits of a step are those of GPT-2 in FP64, ove
 }
 
 // The other run makes the optimizer's step from the same weights and moments without clipping.
-TEST_CASE_TEMPLATE("QK-clip is algorithm 1 after every step" * doctest::test_suite(kNotUnderTsan), Real, float, bf16) {
+TEST_CASE_TEMPLATE("QK-clip is algorithm 1 after every step" * doctest::test_suite(kNotUnderSanitizers), Real, float,
+                   bf16) {
     const Fp8Config current{.recipe = Fp8Recipe::current, .fallback = {}};
     const StateFormat narrow = StateFormat::bf16;
     std::vector<Setup> setups = {{}, {.model = grouped_model()}, {.optimizer = OptimizerKind::muon}};
@@ -253,7 +254,7 @@ TEST_CASE_TEMPLATE("QK-clip is algorithm 1 after every step" * doctest::test_sui
 
 // In the first layer nothing changes but its own weights, if the learning rate is zero.
 TEST_CASE("QK-clip brings the first layer's logits to the limit, on the same batch" *
-          doctest::test_suite(kNotUnderTsan)) {
+          doctest::test_suite(kNotUnderSanitizers)) {
     const Fp8Config delayed{.recipe = Fp8Recipe::delayed, .fallback = {}},
         current{.recipe = Fp8Recipe::current, .fallback = {}};
     const auto check = [&]<class Real>(const Setup& setup, double tolerance) {

@@ -1,6 +1,5 @@
 // --seq-schedule: a sequence that is cut into pieces trains like that many shorter sequences.
 #include "test/model/modern_fixture.h"
-#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -52,14 +51,12 @@ TrainerConfig small(const char* architecture, int layers, int context, const Fp8
 
 }  // namespace
 
-TEST_CASE("pieces of sequences: each is a sequence by itself, with its own positions" *
-          doctest::test_suite(kNotUnderTsan)) {
+TEST_CASE("pieces of sequences: each is a sequence by itself, with its own positions") {
     check_pieces<float>(small(nullptr, 2, 32, nullptr), 16);
     check_pieces<bf16>(small("llama", 2, 32, nullptr), 16);
 }
 
-TEST_CASE("pieces of sequences: in FP8, with attention that casts and that does not" *
-          doctest::test_suite(kNotUnderTsan)) {
+TEST_CASE("pieces of sequences: in FP8, with attention that casts and that does not") {
     const Fp8Config delayed;
     for (const int seq : {16, 128}) check_pieces<bf16>(small(nullptr, 1, 2 * seq, &delayed), seq);
 }

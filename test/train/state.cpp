@@ -14,7 +14,6 @@
 #include "llmc/shard/state_values.h"
 #include "test/helpers.h"
 #include "test/model/gpt2_fixture.h"
-#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -76,8 +75,7 @@ std::string state_text(TestModel<Real>& test) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps" * doctest::test_suite(kNotUnderTsan), Real, float,
-                   bf16) {
+TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps", Real, float, bf16) {
     Fp8Config delayed, current;
     current.recipe = Fp8Recipe::current;
     delayed.fallback = {1.0f, 1e-6f, 2};  // some layer leaves FP8 on the way
@@ -129,8 +127,7 @@ TEST_CASE("state: a restored trainer continues to count consecutive skipped step
     }
 }
 
-TEST_CASE("state: every optimizer continues with the same bits, and keeps the moments that it lists" *
-          doctest::test_suite(kNotUnderTsan)) {
+TEST_CASE("state: every optimizer continues with the same bits, and keeps the moments that it lists") {
     const auto config_with = [](OptimizerKind kind, double momentum, StateFormat format = StateFormat::fp32,
                                 StateFormat masters = StateFormat::fp32) {
         TrainerConfig config = config_of(nullptr);

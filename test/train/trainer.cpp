@@ -7,7 +7,6 @@
 #include "llmc/train/state.h"
 
 #include "test/model/gpt2_fixture.h"
-#include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -100,7 +99,7 @@ TEST_CASE("trainer: the planned memory for a checkpoint's copy is what it takes"
 }
 
 // Also verified steps and the state that checkpoints save, which read masters and moments in host memory.
-TEST_CASE("trainer: offloaded state has the same bits" * doctest::test_suite(kNotUnderTsan)) {
+TEST_CASE("trainer: offloaded state has the same bits") {
     for (const auto& [fp8, optimizer, masters, moments] :
          {std::tuple{true, OptimizerKind::adamw, StateFormat::fp32, StateFormat::fp32},
           {true, OptimizerKind::adamw, StateFormat::bf16, StateFormat::fp8},
@@ -127,7 +126,7 @@ TEST_CASE("trainer: offloaded state has the same bits" * doctest::test_suite(kNo
     }
 }
 
-TEST_CASE("trainer: evaluation, sampling and reading weights change nothing" * doctest::test_suite(kNotUnderTsan)) {
+TEST_CASE("trainer: evaluation, sampling and reading weights change nothing") {
     for (const bool fp8 : {false, true}) {
         TestModel<bf16> plain(small_config(fp8, 2)), watched(small_config(fp8, 2));
         plain.trainer.initialize(1);

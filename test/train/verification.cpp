@@ -94,8 +94,6 @@ void check_no_trace(const char* recipe, int micro_steps, Recompute recompute) {
 
 }  // namespace
 
-TEST_SUITE_BEGIN(kNotUnderTsan);
-
 TEST_CASE("verification: leaves no trace" * doctest::test_suite(kNotUnderSanitizers)) {
     check_no_trace<float>(nullptr, 1, Recompute::gelu);
     check_no_trace<bf16>(nullptr, 2, Recompute::none);
@@ -254,5 +252,3 @@ TEST_CASE("verification: a bit of an activation or a gradient that flips in one 
     }
 }
 #endif
-
-TEST_SUITE_END();
