@@ -77,31 +77,42 @@ def blocks(path):
     """Yields the content of a file in pieces of at most 32 MiB, decompressed if it is compressed."""
     with open_regular(path) as raw:
         packing = packing_of(os.pread(raw.fileno(), 16, 0))
-        # 4 bytes of zstd can stand for 128 KiB of text, so only a small piece is decompressed at a time.
-        size = 1 << 10 if packing == "zstd" else 1 << 20
-        unpack = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}.get(packing, contextlib.nullcontext)
-        with unpack(raw) as file:
-            pieces = iter(lambda: file.read(size), b"")
-            yield from unpack_zstd(pieces, path) if packing == "zstd" else pieces
+        if packing not in (None, "gzip"):
+            # 4 bytes of zstd can stand for 128 KiB of text, so only a small piece is decompressed at a time.
+            yield from unpack(iter(lambda: raw.read(1 << 10), b""), packing, path)
+        else:
+            with gzip.open(raw) if packing else contextlib.nullcontext(raw) as file:
+                yield from iter(lambda: file.read(1 << 20), b"")
 
 
-def unpack_zstd(pieces, path):
-    try:
-        import zstandard
-    except ImportError:
-        raise missing("zstandard", path) from None
-    frame = None
+def unpack(pieces, packing, path):
+    """Yields the content of all streams of a compressed file. The readers of bz2 and lzma would end without an error at
+    data behind a stream that begins no other one, and so would leave out what follows.
+    """
+    if packing == "zstd":
+        try:
+            import zstandard
+        except ImportError:
+            raise missing("zstandard", path) from None
+        # zstd --long=31 writes frames that refer 2 GiB back.
+        start, limit = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj, ()
+        damage = zstandard.ZstdError
+    else:
+        start, limit = bz2.BZ2Decompressor if packing == "bzip2" else lzma.LZMADecompressor, (1 << 20,)
+        damage = ()  # their errors are READ_ERRORS
+    stream = None
     try:
         for piece in pieces:
-            while piece:
-                # zstd --long=31 writes frames that refer 2 GiB back.
-                frame = frame or zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-                yield frame.decompress(piece)
-                piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    except zstandard.ZstdError as error:
+            while piece := piece if stream else piece.lstrip(b"\0"):  # zeros between streams of xz are padding
+                stream = stream or start()
+                yield stream.decompress(piece, *limit)
+                while limit and not stream.eof and not stream.needs_input:
+                    yield stream.decompress(b"", *limit)
+                piece, stream = (stream.unused_data, None) if stream.eof else (b"", stream)
+    except damage as error:
         raise EOFError(error) from None
-    if frame is not None:
-        raise EOFError("it ends inside a frame of zstd")
+    if stream is not None:
+        raise EOFError(f"it ends inside a stream of {packing}")
 
 
 def start_of(path):

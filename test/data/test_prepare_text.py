@@ -4,6 +4,7 @@ change the output. The larger documents are real, from /usr/share/doc.
 Run: .venv/bin/python -m unittest discover -s test/data
 """
 
+import bz2
 import contextlib
 import errno
 import functools
@@ -11,6 +12,7 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
 import random
 import shutil
@@ -91,9 +93,25 @@ class Read(TestCase):
         frames = b"".join(zstandard.compress(part) for part in (self.lines()[:half], self.lines()[half:]))
         self.assertEqual(self.out(self.path("a.jsonl.zst", frames)), self.TEXTS)
         self.assertEqual(self.out(self.path("a.txt.zst", zstandard.compress(b"one"))), ["one"])
-        for content, words in ((frames[:-1], "ends inside a frame"), (b"no zstd at all", "is not what its name says")):
+        for content, words in ((frames[:-1], "ends inside a stream of zstd"), (b"no zstd at all", "is not what its name says")):
             cut = self.path("cut.txt.zst", content)
             self.assertIn(words, self.refused("text", cut, "--out", self.path("no")))
+
+    def test_all_streams_of_a_compressed_file(self):
+        """Python's bz2 and lzma end without an error where no further stream begins."""
+        halves = self.lines(self.TEXTS[:9]), self.lines(self.TEXTS[9:])
+        for name, compress in (("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)):
+            first, second = map(compress, halves)
+            for padding in (b"",) if name == "bz2" else (b"", bytes(8), bytes(5000)):
+                self.assertEqual(self.out(self.path("a.jsonl." + name, first + padding + second)), self.TEXTS)
+            for content in (first + b"XX" + second, first + second[:-1], first[:-1] + second):
+                path = self.path("broken.jsonl." + name, content)
+                self.assertIn("cannot read " + path, self.refused("text", path, "--out", self.path("no")))
+
+    def test_bzip2_is_unpacked_in_pieces(self):
+        sizes = [len(piece) for piece in readers.blocks(self.path("a.bz2", bz2.compress(bytes(90 << 20))))]
+        self.assertEqual(sum(sizes), 90 << 20)
+        self.assertLessEqual(max(sizes), 1 << 20)
 
     @needs("pyarrow")
     def test_parquet(self):
