@@ -163,6 +163,8 @@ class Json(Tokenizer):
             raise PrepareError(f"{path} is not a tokenizer.json ({str(error).splitlines()[0]})") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        if getattr(self.tokenizer.model, "dropout", None):  # would give a text other ids each time
+            self.tokenizer.model.dropout = None
         self.tokenizer.encode_special_tokens = True  # "<|endoftext|>" in a text is ordinary text, not an end token
         if self.tokenizer.decoder is None:  # the package would put spaces between tokens
             byte_level = isinstance(self.tokenizer.pre_tokenizer, library.pre_tokenizers.ByteLevel)

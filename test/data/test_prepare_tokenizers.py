@@ -177,6 +177,19 @@ class Encode(Server):
         self.assertEqual(self.read("out/tokenizer.bin"), found.stdout)
 
 
+    def test_dropout_truncation_and_padding_do_not_change_ids(self):
+        """A file may have them for the training of its own model."""
+        tokenizer = made_tokenizers.neox_like()
+        text = made_tokenizers.TRAINING[-1]
+        expected = tokenizer.encode(text).ids
+        tokenizer.enable_truncation(3)
+        tokenizer.enable_padding(length=99)
+        tokenizer.model.dropout = 0.5
+        for _ in range(3):
+            opened = tokenizers.open_tokenizer(self.made(tokenizer))
+            self.assertEqual(opened.encode(text).tolist(), expected)
+
+
 @needs("tokenizers")
 class Begin(Server):
     """Documents begin with the post-processor's token, or else with a token that has a usual name."""
