@@ -50,18 +50,21 @@ def write_table(name, end_token=None, out=None):
     if not exact:
         print(f"prepare: {tokenizer.name} changes the length of text, so its table is marked: it does not count bytes",
               file=sys.stderr)
-    write(table_bytes(table_of(tokenizer, exact)), out)
+    write(table_bytes(table_of(tokenizer, exact)), out, tokenizer, outputs.has_table_head)
 
 
 def write_json(name, end_token=None, out=None):
     """Writes tokenizer.json to `out`, or to the standard output."""
     tokenizer = open_tokenizer(name, end_token, needs_end=False)
-    write(json_of_bytes() if tokenizer.content is None else tokenizer.content, out)
+    content = json_of_bytes() if tokenizer.content is None else tokenizer.content
+    write(content, out, tokenizer, outputs.is_tokenizer, outputs.is_same(content))
 
 
-def write(content, out):
+def write(content, out, tokenizer, *tests):
+    """Writes `out`, if the file there passes one of the tests, or the standard output."""
     if out:
-        outputs.require_own(out, outputs.has_table_head)
+        outputs.require_own(out, *tests)
+        outputs.require_tokenizer_of_shards(out, tokenizer.sidecar())
         os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
         write_atomically(out, content)
     else:

@@ -160,12 +160,18 @@ def require_one_tokenizer(folder, own, has_json, replaced=()):
         sidecar = json_object(path) if path not in replaced else {}
         for name in ("tokenizer_hash" if "tokenizer_hash" in sidecar else "tokenizer", "end_token"):
             if sidecar.get(name, own.get(name)) != own.get(name):
-                raise PrepareError(f"{path.removesuffix('.json')} has the {name} {sidecar[name]}, the new shards have "
+                raise PrepareError(f"{path.removesuffix('.json')} has the {name} {sidecar[name]}, the new files have "
                                    f"{own.get(name)}; they need different tokenizer files, so choose another --out")
     path = os.path.join(folder, "tokenizer.json")
     if os.path.lexists(path) and not has_json and path not in replaced:
         raise PrepareError(f"{path} is not the tokenizer of the new shards, which have none; remove it, or choose "
                            "another --out")
+
+
+def require_tokenizer_of_shards(path, own):
+    """Refuses to write a file of a tokenizer where train_gpt would take it for that of shards of another tokenizer."""
+    if os.path.basename(path) in ("tokenizer.bin", "tokenizer.json"):
+        require_one_tokenizer(os.path.dirname(path) or ".", own, has_json=True)
 
 
 def own_files(out, tokenizer_content=None):

@@ -44,14 +44,27 @@ def check_same_tokenizer(path, sidecar, first_path, first):
                                f"{first.get(name)}")
 
 
+def table_of_shard(path, sidecar):
+    """The tokenizer.bin next to a shard, or None. Refuses that of another tokenizer."""
+    name = os.path.join(os.path.dirname(path), "tokenizer.bin")
+    if not os.path.exists(name):
+        return None
+    table = read_table(name)
+    for what, found in (("tokenizer_hash", table.hash), ("vocab", len(table.pieces)), ("end_token", table.end_token)):
+        if found and sidecar.get(what, found) != found:
+            raise PrepareError(f"{name} is of another tokenizer than {path}: its {what} is {found}, not {sidecar[what]}; "
+                               "write the right one with prepare table")
+    return table
+
+
 def pieces_of(path, sidecar, name):
     """The bytes of each token, from the tokenizer `name` or the table next to the shard; None if unknown."""
     if name:
         tokenizer = open_tokenizer(name)
         check_tokenizer(path, sidecar, tokenizer)
         return tokenizer.pieces
-    table = os.path.join(os.path.dirname(path), "tokenizer.bin")
-    return read_table(table).pieces if os.path.exists(table) else None
+    table = table_of_shard(path, sidecar)
+    return table.pieces if table else None
 
 
 def documents_of(tokens, end_token):
@@ -99,6 +112,8 @@ def validate(paths, tokenizer=None):
             whole = documents_of(tokens, sidecar["end_token"])[:-1]
             digests.setdefault(split, set()).update(hashlib.blake2b(tokens[where].tobytes(), digest_size=16).digest()
                                                     for where in whole)
+    for path in paths:
+        table_of_shard(path, first[1])
     both = digests.get("train", set()) & digests.get("val", set())
     if both:
         raise PrepareError(f"{len(both)} documents are both in training and in validation shards")
@@ -109,8 +124,8 @@ def parts_of(path, tokens, sidecar):
     bytes in the tokenizer.bin next to the shard, or, if their sum is not the sidecar's, the mean for all tokens.
     """
     places = [slice(at, at + PART) for at in range(0, len(tokens), PART)]
-    table = os.path.join(os.path.dirname(path), "tokenizer.bin")
-    sizes = read_table(table).sizes() if os.path.exists(table) else numpy.empty(0)
+    table = table_of_shard(path, sidecar)
+    sizes = table.sizes() if table else numpy.empty(0)
     exact = len(sizes) > sidecar.get("max_token", len(sizes)) and \
         sum(int(sizes[tokens[here]].sum()) for here in places) == sidecar.get("bytes")
     for here in places:
@@ -163,6 +178,8 @@ def merge(paths, out, shard_tokens):
         raise PrepareError(f"{paths[0]} has no sidecar with vocab and end_token, so its tokens cannot be told apart")
     if found := sorted(glob.glob(glob.escape(out) + "_[0-9][0-9][0-9][0-9][0-9][0-9].bin*")):
         raise PrepareError(f"{found[0]} is there already; choose another --out")
+    for path in paths:
+        table_of_shard(path, sidecar)
     folder, files = os.path.dirname(out) or ".", tokenizer_files(paths)
     outputs.require_one_tokenizer(folder, sidecar, "tokenizer.json" in files)
     for name, content in files.items():

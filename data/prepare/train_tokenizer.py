@@ -4,6 +4,7 @@ package.
 It cuts words like GPT-2. The ids are the 256 bytes, then the merges, and last, as in GPT-2, <|endoftext|>.
 """
 
+import hashlib
 import os
 import signal
 import sys
@@ -39,6 +40,9 @@ def train_tokenizer(inputs, out, vocab, format):
         raise PrepareError(f"this text has merges for a vocabulary of {found + 1}, not of {vocab}; give more text or a "
                            "smaller --vocab")
     tokenizer.add_special_tokens([END])
+    content = tokenizer.to_str(pretty=True).encode()
+    outputs.require_tokenizer_of_shards(out, {"tokenizer": os.path.basename(out), "end_token": vocab - 1,
+                                              "tokenizer_hash": "sha256:" + hashlib.sha256(content).hexdigest()})
     os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
-    write_atomically(out, tokenizer.to_str(pretty=True).encode())
+    write_atomically(out, content)
     print(f"{out}: {vocab} tokens")

@@ -6,6 +6,7 @@ Run: .venv/bin/python -m unittest discover -s test/data
 
 import array
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -478,6 +479,37 @@ class ShardTools(TestCase):
         self.assertIn("its sidecar says tokenizer gpt2",
                       self.refused("validate", self.files[0], "--tokenizer", "bytes"))
 
+    def test_a_table_of_another_tokenizer(self):
+        good = table.read_table(self.path("out/tokenizer.bin"))
+        train = next(path for path in self.files if "train" in path)
+        for changes, what in (({"hash": "sha256:" + 64 * "1"}, "tokenizer_hash"),
+                              ({"hash": "", "pieces": good.pieces[1:]}, "vocab"), ({"end_token": 7}, "end_token")):
+            self.path("out/tokenizer.bin", table.table_bytes(dataclasses.replace(good, **changes)))
+            for command in (("inspect", train), ("validate", train), ("merge", train, "--out", self.path("other/train"))):
+                with self.subTest(command=command, what=what):
+                    self.assertRegex(self.refused(*command), f"out/tokenizer.bin is of another tokenizer than .*: its {what}")
+        self.assertFalse(os.path.exists(self.path("other")))
+        self.prepared("table", "--tokenizer", "bytes", "--out", self.path("out/tokenizer.bin"))
+        self.prepared("validate", *self.files)
+
+    @needs("tokenizers")
+    def test_tokenizer_files_are_not_replaced_by_those_of_another(self):
+        words, other = self.path("words", WORDS), self.path("other/tokenizer.json")
+        train = ("train-tokenizer", words, "--vocab", 300, "--out")
+        self.prepared(*train, other)
+        self.prepared("text", words, "--tokenizer", other, "--out", self.path("own"), "--val-fraction", 0)
+        before = self.read("own/tokenizer.json")
+        table_and_json = [(name, "--tokenizer", "bytes", "--out") for name in ("table", "json")]
+        for command, path in ((train, "out/tokenizer.json"), (("train-tokenizer", words, "--vocab", 290, "--out"), "own/tokenizer.json"),
+                              (table_and_json[0], "own/tokenizer.bin"), (table_and_json[1], "own/tokenizer.json")):
+            with self.subTest(command=command, path=path):
+                self.assertRegex(self.refused(*command, self.path(path)), "has the tokenizer_hash .*, the new files have sha256")
+        self.assertEqual(self.read("own/tokenizer.json"), before)
+        self.prepared(*train, self.path("own/tokenizer.json"))  # the same
+        self.prepared("table", "--tokenizer", other, "--out", self.path("own/tokenizer.bin"))
+        for _ in range(2):
+            self.prepared(*table_and_json[1], self.path("out/tokenizer.json"))
+
     def test_a_document_in_both_splits(self):
         shutil.copy(self.files[0], self.path("out/val_000009.bin"))
         shutil.copy(self.files[0] + ".json", self.path("out/val_000009.bin.json"))
@@ -514,7 +546,7 @@ class ShardTools(TestCase):
 
     def test_merge_into_a_directory_of_another_tokenizer(self):
         self.path("there/val_000000.bin.json", b'{"end_token": 1}')
-        self.assertIn("val_000000.bin has the end_token 1, the new shards have 256; they need different tokenizer files",
+        self.assertIn("val_000000.bin has the end_token 1, the new files have 256; they need different tokenizer files",
                       self.refused("merge", self.files[0], "--out", self.path("there/train")))
         self.assertEqual(os.listdir(self.path("there")), ["val_000000.bin.json"])
 

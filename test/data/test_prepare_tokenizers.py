@@ -229,7 +229,7 @@ class Begin(Server):
         self.prepared(*command, "--overwrite")
         for changes in ({"end_token": 2}, {"tokenizer_hash": "sha256:0"}):  # those of an earlier version; another one's
             self.path("out/more.bin.json", json.dumps(sidecar | changes).encode())
-            self.assertIn(f"more.bin has the {next(iter(changes))} {next(iter(changes.values()))}, the new shards have",
+            self.assertIn(f"more.bin has the {next(iter(changes))} {next(iter(changes.values()))}, the new files have",
                           self.refused(*command, "--overwrite"))
             self.path("out/train_000000.bin.json", json.dumps(sidecar | changes).encode())
             os.remove(self.path("out/more.bin.json"))
