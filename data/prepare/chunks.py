@@ -4,7 +4,9 @@ chunk's documents go into block files. Its counts go into a file that appears on
 
 import contextlib
 import dataclasses
+import filecmp
 import hashlib
+import itertools
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -294,7 +296,10 @@ def plan_chunks(options, is_output=lambda path: False):
     for source, parts in enumerate(sources):
         chunk, size = None, 0
         for part in parts:
-            for piece, split in split_by_place(part, val_bytes) if by_place else [(part, None)]:
+            pieces = split_by_place(part, val_bytes) if by_place else [(part, None)]
+            if len(pieces) > 1:
+                refuse_copies(part, (other for other in itertools.chain(*sources) if other is not part))
+            for piece, split in pieces:
                 val_bytes -= piece.bytes
                 if chunk is None or chunk.split != split or size + piece.bytes > CHUNK_BYTES:
                     chunk, size = Chunk(source, split, []), 0
@@ -312,6 +317,14 @@ def split_by_place(part, val_bytes):
     pieces = [(part.start, border, VAL), (border, part.stop, TRAIN)]
     return [(dataclasses.replace(part, start=start, stop=stop, bytes=stop - start), split)
             for start, stop, split in pieces if start < stop]
+
+
+def refuse_copies(part, others):
+    """Refuses copies of a file that is cut into validation and training text: they would be training text as a whole."""
+    for other in others:
+        if (other.kind, other.start) == (part.kind, part.start) and filecmp.cmp(other.path, part.path, shallow=False):
+            names = f"{part.path} is an input twice" if other.path == part.path else f"{other.path} is a copy of {part.path}"
+            raise PrepareError(f"{names}, so its start would be both validation and training text; leave one of them out")
 
 
 def fingerprint(options, chunks, tokenizer):

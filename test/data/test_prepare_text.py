@@ -493,6 +493,18 @@ class Split(TestCase):
             self.assertTrue(val.endswith(b"\n"))
             self.assertTrue(0 <= len(val) - fraction * len(lines) < 10)
 
+    def test_a_copy_of_the_file_that_is_cut_is_refused(self):
+        lines = b"".join(b"line %d\n" % i for i in range(100))
+        first, copy, other = (self.path(name, content) for name, content in (
+            ("in/a", lines), ("b", lines), ("c", lines.replace(b"1", b"2"))))
+        args = ("--out", self.path("out"), "--overwrite")
+        for inputs, words in (((first, copy), f"{copy} is a copy of {first}"), ((self.path("in"), other, first),
+                              f"{first} is an input twice"), ((first, first, "--dedup", "none"), "is an input twice")):
+            self.assertIn(words + ", so its start" * ("is a" in words), self.refused("text", *inputs, *args))
+        self.prepared("text", first, other, *args)
+        self.prepared("text", first, copy, *args, "--val-fraction", 0)
+        self.assertEqual(self.documents("train"), [lines.decode()])
+
     def test_hash_depends_on_the_document_alone(self):
         documents = [f"document {i}" for i in range(2000)]
         random.Random(1).shuffle(documents)
