@@ -8,6 +8,7 @@ import os
 import numpy
 
 from . import outputs
+from .report import plural
 from .shard import open_regular, read_shard, write_atomically, write_shards
 from .table import read_table
 from .tokenizers import PrepareError, open_tokenizer
@@ -73,6 +74,26 @@ def documents_of(tokens, end_token):
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(tokens)])]
 
 
+class Digests:
+    """The hashes of the documents of shards in order. A document may continue in the next shard."""
+
+    def __init__(self):
+        self.finished, self.last = set(), None
+
+    def add(self, tokens, end_token):
+        documents = documents_of(tokens, end_token)
+        if self.last:
+            self.last.update(tokens[:documents[0].start if documents else len(tokens)].tobytes())
+        for where in documents:
+            self.finish()
+            self.last = hashlib.blake2b(tokens[where].tobytes(), digest_size=16)
+
+    def finish(self):
+        if self.last:
+            self.finished.add(self.last.digest())
+        return self.finished
+
+
 def inspect(paths, tokenizer=None, documents=2, characters=300):
     for path in paths:
         tokens, sidecar = open_shard(path)
@@ -89,7 +110,7 @@ def inspect(paths, tokenizer=None, documents=2, characters=300):
 def validate(paths, tokenizer=None):
     """Prints a line for each shard. Raises an error if a shard is wrong or shards do not fit together."""
     given = open_tokenizer(tokenizer) if tokenizer else None
-    first, digests = None, {}
+    first, digests = None, {"train": Digests(), "val": Digests()}
     for path in paths:
         tokens, sidecar = open_shard(path)
         if not sidecar:
@@ -108,15 +129,13 @@ def validate(paths, tokenizer=None):
             raise PrepareError(f"{path}: token {found['max_token']} is not below the vocabulary of {sidecar['vocab']}")
         print(f"{path}: {found['tokens']} tokens, checksum and sidecar agree")
         split = "val" if "val" in os.path.basename(path) else "train"
-        if "end_token" in sidecar:  # the last document may continue in the next shard
-            whole = documents_of(tokens, sidecar["end_token"])[:-1]
-            digests.setdefault(split, set()).update(hashlib.blake2b(tokens[where].tobytes(), digest_size=16).digest()
-                                                    for where in whole)
+        if "end_token" in sidecar:
+            digests[split].add(tokens, sidecar["end_token"])
     for path in paths:
         table_of_shard(path, first[1])
-    both = digests.get("train", set()) & digests.get("val", set())
+    both = digests["train"].finish() & digests["val"].finish()
     if both:
-        raise PrepareError(f"{len(both)} documents are both in training and in validation shards")
+        raise PrepareError(f"training and validation shards have {plural(len(both), 'document')} in common")
 
 
 def parts_of(path, tokens, sidecar):

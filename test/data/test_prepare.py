@@ -514,7 +514,19 @@ class ShardTools(TestCase):
         shutil.copy(self.files[0], self.path("out/val_000009.bin"))
         shutil.copy(self.files[0] + ".json", self.path("out/val_000009.bin.json"))
         self.assertRegex(self.refused("validate", *self.files, self.path("out/val_000009.bin")),
-                         r"\d+ documents are both in training and in validation shards")
+                         r"training and validation shards have \d+ documents in common")
+
+    def test_one_long_document_in_both_splits(self):
+        """It is also the last one of both, and continues in other shards."""
+        both = self.path("both", b"A long text.\n" * 60)
+        for split, inputs, tokens in (("train", [self.path("in/3.txt"), both], 250), ("val", [both], 300)):
+            self.prepared("text", *inputs, "--out", self.path(split), "--val-fraction", 0, "--shard-tokens", tokens)
+        for name in [name for name in os.listdir(self.path("val")) if name.startswith("train")]:
+            os.rename(self.path(f"val/{name}"), self.path(f"train/{name.replace('train', 'val')}"))
+        shards = sorted(self.path(f"train/{name}") for name in os.listdir(self.path("train")) if "0" in name and name.endswith(".bin"))
+        self.assertEqual(len(shards), 7)
+        self.prepared("validate", *shards[:4])
+        self.assertIn("training and validation shards have 1 document in common", self.refused("validate", *shards))
 
     def test_merge(self):
         train = sorted(path for path in self.files if "train" in path)
