@@ -327,16 +327,23 @@ def refuse_copies(part, others):
             raise PrepareError(f"{names}, so its start would be both validation and training text; leave one of them out")
 
 
-def fingerprint(options, chunks, tokenizer):
+def states_of_inputs(options, chunks):
+    """The sizes and times of all input files by path, also of those in the directories of datasets."""
+    paths = {path for name in options.decontaminate for path in readers.expand(name)}
+    paths.update(part.path for chunk in chunks for part in chunk.parts)
+    for path in list(paths):
+        paths.update(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    found = {path: os.stat(path) for path in sorted(filter(os.path.isfile, paths))}
+    return {path: (state.st_size, state.st_mtime_ns) for path, state in found.items()}
+
+
+def fingerprint(options, chunks, tokenizer, states):
     """A hash of everything that determines the chunks' files. All other settings may change when a run continues."""
     flags = [options.column, options.separator, options.structured_as_text, options.skip_bad, options.normalize,
              options.rules, options.dedup == "minhash", options.decontaminate]
     state = hashlib.sha256(json.dumps([VERSION, tokenizer.hash, tokenizer.end_token, flags]).encode())
-    files = {path for name in options.decontaminate for path in readers.expand(name)}
     for chunk in chunks:
         state.update(repr(chunk).encode())
-        files.update(part.path for part in chunk.parts)
-    for path in sorted(filter(os.path.isfile, files)):
-        found = os.stat(path)
-        state.update(repr((path, found.st_size, found.st_mtime_ns)).encode())
+    for path, found in states.items():
+        state.update(repr((path, *found)).encode())
     return state.hexdigest()

@@ -21,7 +21,7 @@ import sys
 import numpy
 
 from . import duplicates, outputs, readers, report
-from .chunks import DROPPED, TRAIN, VAL, block_path, fingerprint, plan_chunks, run_chunks
+from .chunks import DROPPED, TRAIN, VAL, block_path, fingerprint, plan_chunks, run_chunks, states_of_inputs
 from .download import size_text
 from .shard import MAX_TOKENS, create, write_atomically, write_shards
 from .table import write_tokenizer
@@ -228,7 +228,8 @@ def prepare(options, out, workers=1, overwrite=False):
     outputs.check_work(work)
     os.makedirs(work, exist_ok=True)
     with locked(work):
-        mark = fingerprint(options, chunks, tokenizer)
+        states = states_of_inputs(options, chunks)
+        mark = fingerprint(options, chunks, tokenizer, states)
         if finish_earlier_run(work, mark, overwrite):
             print(f"prepare: {out} is already complete", file=sys.stderr)
             return None
@@ -247,6 +248,7 @@ def prepare(options, out, workers=1, overwrite=False):
             results = run_chunks(chunks, options, folder, tokenizer, workers, progress)
         for result in results:
             stats.add_chunk(result)
+        stats.changed_files = sorted(path for path, _ in states.items() ^ states_of_inputs(options, chunks).items())
         blocks = choose(chunks, results, options, folder, stats)
         epochs = epochs_of(options, stats.train_tokens)
         stats.check_splits()

@@ -229,7 +229,8 @@ def read_lines(part, format):
             file.seek(part.start - 1)
             skip_line(file, part.stop)
         while (at := file.tell()) < part.stop:
-            line = file.readline(RECORD_BYTES + 1)
+            if not (line := file.readline(RECORD_BYTES + 1)):
+                return  # the file became shorter
             if len(line) > RECORD_BYTES:
                 skip_line(file, part.stop)
                 line = None
@@ -238,7 +239,7 @@ def read_lines(part, format):
 
 def skip_line(file, stop):
     """Goes to the start of the next line, or beyond `stop` if no line begins before it."""
-    while (at := file.tell()) < stop and not file.readline(stop - at).endswith(b"\n"):
+    while (at := file.tell()) < stop and (line := file.readline(stop - at)) and not line.endswith(b"\n"):
         pass
 
 

@@ -58,6 +58,7 @@ class Report:
         self.by_place, self.files = by_place, len({part.path for part in parts})
         self.kinds = {part.kind for part in parts}
         self.separated_files = self.unseparated_files = self.crlf_files = self.html = 0
+        self.changed_files = []  # inputs that changed while they were read
         self.markers = {}  # texts that usually begin or end documents, with the number of occurrences
         self.started = time.perf_counter()
         self.documents = self.replaced_documents = self.replaced = 0
@@ -112,8 +113,11 @@ class Report:
                                f"{self.options.val_fraction}; use a larger fraction, or 0 for no validation set")
 
     def notes(self):
-        """Sentences about options and markers that had no effect."""
+        """Sentences about options and markers that had no effect, and about inputs that may not be what was meant."""
         options, notes = self.options, []
+        if self.changed_files:
+            notes.append(f"{self.changed_files[0]} changed while it was read, so documents of it may be missing or cut off; give "
+                         "the command again with --overwrite")
         if options.separator is not None:
             flag = f"--separator {quoted(options.separator)}"
             if "separated" not in self.kinds:

@@ -20,7 +20,7 @@ from unittest import mock
 import numpy
 from prepare_case import TestCase, needs
 
-from prepare import formats, readers
+from prepare import formats, pipeline, readers
 
 TEXTS = [f"number {i}, \u00e4 and\nanother line" for i in range(25)]
 RECORDS = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
@@ -385,6 +385,18 @@ class Notes(TestCase):
                 self.assertEqual(len(notes), len(expected), notes)
                 for note, words in zip(notes, expected):
                     self.assertIn(words, note)
+
+    def test_an_input_that_changes_while_it_is_read(self):
+        read, path = pipeline.run_chunks, self.path("a.jsonl")
+        for content in (b"", LINES[:40], LINES + LINES, None):
+            def changed(*args, content=content):
+                self.path("a.jsonl", content) if content is not None else os.remove(path)
+                return read(*args)
+
+            self.path("a.jsonl", LINES)
+            with mock.patch.object(pipeline, "run_chunks", changed), mock.patch.object(readers, "PART_BYTES", 60):
+                (note,) = self.notes(path, self.path("b.jsonl", b'{"text": "one"}\n'), "--skip-bad")
+            self.assertTrue(note.startswith(path + " changed while it was read, so documents of it may be missing"), note)
 
     def test_workers(self):
         """Counts are summed over chunks, also those of other processes."""

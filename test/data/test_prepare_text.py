@@ -652,6 +652,19 @@ class Workers(TestCase):
         self.prepared(*self.args, "--out", self.path("fresh"))
         self.assertEqual(self.digest("out"), self.digest("fresh"))
 
+    @needs("datasets", "pyarrow")
+    def test_a_stopped_run_with_another_data_set_of_the_same_size(self):
+        import datasets
+        datasets.disable_progress_bars()
+        self.args = ("text", self.path("saved"), "--val-fraction", 0)
+        for text in ("before", "behind"):
+            shutil.rmtree(self.path("saved"), ignore_errors=True)
+            datasets.Dataset.from_dict({"text": [f"{text} {i}" for i in range(9)]}).save_to_disk(self.path("saved"))
+            readers.open_dataset.cache_clear()
+            if text == "before":
+                self.assertTrue(self.killed_at(4, "out"))
+        self.assertIn("with other flags or inputs", self.refused(*self.args, "--out", self.path("out")))
+
     def test_two_at_once(self):
         os.makedirs(self.path(f"out/{outputs.WORK}"))
         with pipeline.locked(self.path(f"out/{outputs.WORK}")):
