@@ -28,7 +28,7 @@ import os
 import random
 import sys
 
-from prepare.shard import token_array, write_shards
+from prepare.shard import MAX_TOKENS, token_array, write_shards
 
 END_TOKEN = 256
 VOCAB = 257
@@ -143,8 +143,8 @@ def main(argv=None):
     parser.add_argument("--val-tokens", type=int, default=100_000, metavar="N")
     parser.add_argument("--seed", type=int, default=1, metavar="N")
     args = parser.parse_args(argv)
-    if args.train_tokens < 1 or args.val_tokens < 1:
-        parser.error("both sets need at least one token")
+    if not (1 <= args.train_tokens <= MAX_TOKENS and 1 <= args.val_tokens <= MAX_TOKENS):
+        parser.error(f"both sets need at least one token, and at most {MAX_TOKENS}")
 
     grammar = demo_grammar()
     floor = entropy_floor(grammar)

@@ -42,7 +42,12 @@ def rule_names(text):
 
 
 def unescaped(text):
-    return codecs.decode(text.encode("latin-1", "backslashreplace"), "unicode_escape")
+    try:
+        found = codecs.decode(text.encode("latin-1", "backslashreplace"), "unicode_escape")
+        found.encode()
+    except UnicodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} has a wrong escape sequence: {error.reason}") from None
+    return found
 
 
 def cores():
@@ -168,7 +173,7 @@ def add_others(commands):
         command.add_argument("shards", nargs="+", metavar="SHARD")
     for command in (inspect, validate):
         command.add_argument("--tokenizer", metavar="NAME|FILE", help="refuse shards of any other")
-    inspect.add_argument("--documents", type=int, default=2, metavar="N",
+    inspect.add_argument("--documents", type=whole_number, default=2, metavar="N",
                          help="number of documents to print; default: %(default)s")
     merge.add_argument("--out", required=True, metavar="PREFIX", help="writes PREFIX_000000.bin and so on")
     merge.add_argument("--shard-tokens", type=whole_number, default=100_000_000, metavar="N",
@@ -180,7 +185,11 @@ def parse(argv):
     commands = parser.add_subparsers(dest="command", required=True)
     add_text(commands)
     add_others(commands)
-    return parser, parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for name, value in vars(args).items():  # an empty value is usually that of a shell variable which is not set
+        if value == "" and name != "delimiter":
+            parser.error(f"--{name.replace('_', '-')} is empty")
+    return parser, args
 
 
 def run(parser, args):
@@ -198,7 +207,7 @@ def run(parser, args):
     elif args.command == "download":
         if args.name != "tinyshakespeare":
             download.download(args.name, args.out, args.shards, args.revision, args.tokenizer)
-        elif args.shards or args.revision or args.tokenizer:
+        elif (args.shards, args.revision, args.tokenizer) != (None, None, None):
             parser.error("--shards, --revision and --tokenizer are for shards, not for tinyshakespeare")
         else:
             tinyshakespeare.download_text(args.out)

@@ -158,8 +158,8 @@ def check(options):
         raise PrepareError("give each input a weight (INPUT@WEIGHT), or none of them")
     if not 1 <= options.shard_tokens <= MAX_TOKENS:
         raise PrepareError(f"--shard-tokens {options.shard_tokens} is not in [1, {MAX_TOKENS}]")
-    if options.max_epochs <= 0:
-        raise PrepareError(f"--max-epochs {options.max_epochs} is not above 0")
+    if not 0 < options.max_epochs < float("inf"):
+        raise PrepareError(f"--max-epochs {options.max_epochs} is not a number above 0")
 
 
 def remove_work(work):

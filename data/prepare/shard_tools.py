@@ -177,6 +177,9 @@ def merge(paths, out, shard_tokens):
     """Writes the tokens of the shards, in order, as shards of another size: out_000000.bin and so on, and next to them
     the tokenizer's files.
     """
+    if os.path.isdir(out) or not os.path.basename(out):
+        raise PrepareError(f"--out {out} is a directory; give the beginning of the names of shards, such as "
+                           f"{os.path.join(out, 'train')}")
     sidecars = [open_shard(path)[1] for path in paths]
     sidecar = sidecars[0]
     contents = [other.get("checksum", path) for path, other in zip(paths, sidecars)]

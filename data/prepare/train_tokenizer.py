@@ -14,6 +14,7 @@ from .shard import write_atomically
 from .tokenizers import PrepareError, missing
 
 END = "<|endoftext|>"
+MOST = 10_000_000  # the package reserves memory for all tokens first
 
 
 def train_tokenizer(inputs, out, vocab, format):
@@ -23,6 +24,8 @@ def train_tokenizer(inputs, out, vocab, format):
         raise missing("tokenizers", "train-tokenizer") from None
     if vocab < 257:
         raise PrepareError(f"--vocab {vocab} is below 257: all bytes and the end token")
+    if vocab > MOST:
+        raise PrepareError(f"--vocab {vocab} is above {MOST}")
     outputs.require_own(out, outputs.is_trained)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

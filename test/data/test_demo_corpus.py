@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "data"))
 import demo_corpus
@@ -194,6 +195,13 @@ class Files(unittest.TestCase):
         self.assertEqual(len(longer[0][0]), 1_100_000)
         self.assertEqual(longer[0][0][:30000], first[0][0])
         self.assertEqual(longer[1][0], first[1][0])
+
+    def test_more_tokens_than_a_shard_can_have(self):
+        for flag in ("--train-tokens", "--val-tokens"):
+            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as error, \
+                    mock.patch.object(demo_corpus, "write_shards"):
+                demo_corpus.main(["--out", "x", flag, str(1 << 31)])
+            self.assertIn("at most 2147483647", error.getvalue())
 
 
 if __name__ == "__main__":

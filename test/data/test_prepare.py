@@ -254,6 +254,10 @@ WORDS = "\n".join(f"the {a} {b} of the {c}, \u00e4\u00f6 and \u4e2d\u6587" for a
 
 @needs("tokenizers")
 class OwnTokenizer(TestCase):
+    def test_vocabularies_that_no_memory_holds(self):
+        self.assertIn("--vocab 50000000000 is above", self.refused("train-tokenizer", self.path("words", WORDS), "--vocab", "50G",
+                                                                   "--out", self.path("t.json")))
+
     def train(self, name="tokenizer.json", vocab=300):
         self.prepared("train-tokenizer", self.path("words", WORDS), "--vocab", vocab, "--out", self.path(name))
         return self.path(name)
@@ -555,6 +559,11 @@ class ShardTools(TestCase):
                              ((train, train), "which would count twice"),
                              ((train, self.path("link.bin")), "link.bin has the tokens of " + train)):
             self.assertIn(words, self.refused("merge", *paths, "--out", self.path("other/train")))
+
+    def test_merge_names_shards_not_a_directory(self):
+        for out in ("out", "out/", "new/"):
+            self.assertIn(f"{out} is a directory; give the beginning of the names of shards, such as ",
+                          self.refused("merge", self.files[0], "--out", self.path(out)))
 
     def test_merge_into_a_directory_of_another_tokenizer(self):
         self.path("there/val_000000.bin.json", b'{"end_token": 1}')

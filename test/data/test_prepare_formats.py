@@ -18,7 +18,7 @@ import zipfile
 from unittest import mock
 
 import numpy
-from prepare_case import TestCase, needs
+from prepare_case import TestCase, command_line, needs
 
 from prepare import formats, pipeline, readers
 
@@ -420,6 +420,30 @@ class Notes(TestCase):
             self.assertIn("play is not UTF-8 text without a byte order mark", self.refused(
                 "tinyshakespeare", "--tokenizer", "bytes", "--text", self.path("play", content), "--out",
                 self.path("t")))
+
+    def test_arguments_without_a_meaning(self):
+        """Also an empty one, which is usually a shell variable that is not set, is not the same as none."""
+        some, cwd = self.path("some", b"text"), os.getcwd()
+        self.addCleanup(os.chdir, cwd)
+        os.chdir(self.dir)
+        text = ("text", some, "--out", "out")
+        for args, words in (
+                (("text", some, "--out", ""), "--out is empty"), ((*text, "--end-token", ""), "--end-token is empty"),
+                ((*text, "--separator", ""), "--separator is empty"), (("inspect", some, "--tokenizer", ""), "--tokenizer is empty"),
+                (("validate", some, "--tokenizer", ""), "--tokenizer is empty"), (("hellaswag", "--input", "", "--out", "h"),
+                                                                                 "--input is empty"),
+                (("task", "piqa", "--input", some, "--labels", "", "--out", "p"), "--labels is empty"),
+                (("download", "tinyshakespeare", "--out", "d", "--shards", 0), "are for shards"),
+                (("inspect", some, "--documents", -1), "'-1' is not a number"),
+                ((*text, "--separator", "\\"), r"'\\' has a wrong escape sequence: \ at end of string"),
+                ((*text, "--separator", r"\ud83d"), "wrong escape sequence: surrogates not allowed")):
+            with self.subTest(args), mock.patch("sys.stderr", io.StringIO()) as error:
+                with self.assertRaises(SystemExit):
+                    command_line.main(list(map(str, args)))
+                self.assertIn(words, error.getvalue())
+        for epochs in ("inf", "nan", "-1"):
+            self.assertIn(f"--max-epochs {epochs}", self.refused("text", some + "@1", "--out", "out", "--max-epochs", epochs))
+        self.assertEqual(os.listdir("."), ["some"])
 
     def test_an_evaluation_set_that_drops_nothing_is_refused(self):
         some = self.path("some", b"text")
