@@ -445,12 +445,21 @@ def gpt2_from_table(path):
 
 
 def open_tokenizer(name, end_token=None, needs_end=True):
+    """The tokenizer `name`. `end_token`: the name of the token that begins documents, if the user gave one."""
+    found = find_tokenizer(name, end_token, needs_end)
+    if end_token is not None and not isinstance(found, Json) and end_token.encode() != found.shown_end:
+        raise PrepareError(f"--end-token {end_token} is for a tokenizer.json: documents of {found.name} always begin with "
+                           f"its token {found.end_token}")
+    return found
+
+
+def find_tokenizer(name, end_token, needs_end):
     """`name`: bytes, gpt2, an encoding of tiktoken, NAME=FILE with its table, or a file, whose content decides: a
     tokenizer.json, GPT-2's ranks or llm.c's tokenizer.bin with them.
     """
     if name == "bytes":
         return Bytes()
-    if not os.path.exists(name) and not name.endswith(".json"):
+    if not os.path.isfile(name) and not name.endswith(".json"):
         encoding, equals, path = name.partition("=")
         if equals:
             return gpt2_from(path) if encoding == "gpt2" else encoding_from(encoding, path)

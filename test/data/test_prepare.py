@@ -243,6 +243,15 @@ class Tiktoken(TestCase):
         self.assertIn("could not download GPT-2's vocabulary (ConnectionError); fetch https://", output)
         self.assertIn("r50k_base.tiktoken elsewhere and give it with --tokenizer FILE", output)
 
+    def test_a_directory_with_the_name_of_an_encoding(self):
+        for name in ("gpt2", "cl100k_base"):
+            os.makedirs(self.path(name))
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.dir)
+        with mock.patch.object(tokenizers, "encoding_by_name", lambda name: tokenizers.Bytes()):
+            for name in ("gpt2", "cl100k_base"):
+                self.assertEqual(tokenizers.open_tokenizer(name).name, "bytes")
+
     def test_unknown_name(self):
         self.assertIn("cannot read gtp2: No such file or directory; the tokenizers are bytes, gpt2",
                       self.refused("text", self.ranks, "--out", self.path("out"), "--tokenizer", "gtp2"))

@@ -221,6 +221,14 @@ class Begin(Server):
                     self.prepared(*command)
                     self.assertEqual(table.read_table(self.path("t.bin")).end_token, expected)
 
+    def test_tokenizers_with_a_begin_of_their_own(self):
+        some = self.path("some", b"text")
+        for name in ("bytes", "gpt2=" + self.path("ranks", made_tokenizers.rank_file())):
+            args = ("text", some, "--tokenizer", name, "--val-fraction", 0, "--overwrite", "--out", self.path("out"), "--end-token")
+            self.assertIn("--end-token <s> is for a tokenizer.json: documents of " + name.partition("=")[0],
+                          self.refused(*args, "<s>"))
+        self.prepared(*args, "<|endoftext|>")
+
     def test_shards_with_another_begin_are_not_mixed(self):
         text, name = self.path("a.txt", b"the house of\n" * 5), self.made(made_tokenizers.llama2_like())
         command = ["text", text, "--tokenizer", name, "--out", self.path("out"), "--val-fraction", 0]
