@@ -378,7 +378,7 @@ def plan_table(path, format, kind):
         if size >= PART_BYTES or group == groups - 1:
             parts.append(Part("parquet", path, start, group + 1, size))
             start, size = group + 1, 0
-    return parts
+    return parts or [Part("parquet", path, 0, 0, 0)]
 
 
 def read_parquet(part, format):
@@ -423,8 +423,9 @@ def dataset_errors(path):
         raise
     except Exception as error:
         lines = str(error).splitlines() or [""]
-        raise PrepareError(f"datasets cannot load {path} ({type(error).__name__}: {lines[0]}); it takes "
-                           "hf:NAME[@REVISION][:CONFIG[:SPLIT]], and a network. The same command continues") from None
+        needs = "; it takes hf:NAME[@REVISION][:CONFIG[:SPLIT]], and a network. The same command continues"
+        raise PrepareError(f"datasets cannot load {path} ({type(error).__name__}: {lines[0]})" +
+                           needs * path.startswith("hf:")) from None
 
 
 @functools.lru_cache(maxsize=4)
@@ -443,7 +444,11 @@ def open_dataset(path):
         for table in glob.glob(os.path.join(glob.escape(path), "**", "*.arrow"), recursive=True):
             open_regular(table).close()  # refuses pointers of Git LFS
         dataset = datasets.load_from_disk(path)
-        return dataset["train"] if isinstance(dataset, datasets.DatasetDict) else dataset
+        if isinstance(dataset, datasets.DatasetDict):
+            if "train" not in dataset:
+                raise PrepareError(f"{path} has no split 'train'; give the directory of one: {', '.join(dataset)}")
+            return dataset["train"]
+        return dataset
 
 
 def pinned(path):

@@ -228,6 +228,30 @@ class Formats(TestCase):
                 if text != "id,text":  # a header with the column "text"
                     self.assertEqual(self.documents_of(self.path("a")), [text])
 
+    @needs("datasets", "pyarrow")
+    def test_tables_without_rows(self):
+        import datasets
+        import pyarrow
+        import pyarrow.parquet
+        some, empty = self.path("some", b'{"text": "one"}\n'), self.path("a.parquet")
+        pyarrow.parquet.ParquetWriter(empty, pyarrow.schema([("text", pyarrow.string())])).close()
+        self.assertIn("no document is left of 1 file", self.refused("text", empty, "--out", self.path("no")))
+        self.prepared("text", empty, some, "--out", self.path("out"), "--val-fraction", 0)
+        self.assertEqual(self.documents("train"), ["one"])
+        datasets.disable_progress_bars()
+        texts = datasets.Features({"text": datasets.Value("string")})
+        datasets.Dataset.from_dict({"text": []}, texts).save_to_disk(self.path("saved"))
+        self.assertNotIn("network", self.refused("text", self.path("saved"), "--out", self.path("no")))
+
+    @needs("datasets", "pyarrow")
+    def test_a_data_set_without_training_data(self):
+        import datasets
+        datasets.disable_progress_bars()
+        datasets.DatasetDict({"test": datasets.Dataset.from_dict({"text": TEXTS})}).save_to_disk(self.path("splits"))
+        self.assertIn("splits has no split 'train'; give the directory of one: test",
+                      self.refused("text", self.path("splits"), "--out", self.path("no")))
+        self.prepared("text", self.path("splits/test"), "--out", self.path("out"))
+
     @needs("pyarrow")
     def test_columns_are_judged_by_their_type(self):
         import pyarrow as arrow
