@@ -24,11 +24,21 @@ ENDINGS = 4  # the number that llm.c's reader expects
 LIMIT = 1 << 16  # limit for an example's bytes and for its index
 
 
+def list_of(row, *keys):
+    """row[key][key]..., which must be a list: a text would be one of characters."""
+    for key in keys:
+        row = row[key]
+    if not isinstance(row, list):
+        raise ValueError(f"{'.'.join(keys)} is {row!r}, not a list")
+    return row
+
+
 def read_examples(examples):
     """Yields (context, endings, index of the right ending) for each of (where, example)."""
     for where, example in examples:
         try:
-            context, endings, label = example["ctx"], example["endings"], int(example["label"])
+            context, endings, label = example["ctx"], list_of(example, "endings"), int(str(example["label"]))
+            "".join([context, *endings]).encode()  # raises an error for anything but text
         except (ValueError, TypeError, KeyError) as error:
             raise PrepareError(f"{where}: not an example of HellaSwag ({type(error).__name__}: {error})"
                                "; it has ctx, endings and label (the test split has no labels)") from None

@@ -11,7 +11,7 @@ import array
 import os
 import random
 
-from .hellaswag import START, common, write_file
+from .hellaswag import START, common, list_of, write_file
 from .readers import rows
 from .shard import open_regular
 from .tokenizers import PrepareError
@@ -41,8 +41,8 @@ def arc(row):
         question, choices = text_of(row, "question", "stem"), row["question"]["choices"]
         texts, labels = [text_of(choice, "text") for choice in choices], [choice["label"] for choice in choices]
     else:
-        question, labels = text_of(row, "question"), row["choices"]["label"]
-        texts = [text_of(row, "choices", "text", i) for i in range(len(row["choices"]["text"]))]
+        question, labels = text_of(row, "question"), list_of(row, "choices", "label")
+        texts = [text_of(row, "choices", "text", i) for i in range(len(list_of(row, "choices", "text")))]
     if len(labels) != len(texts):
         raise ValueError(f"there are {len(texts)} choices and {len(labels)} labels")
     return [(f"Question: {question}\nAnswer:", text) for text in texts], answer_of(row["answerKey"], labels)
@@ -66,9 +66,9 @@ def core(row):
     """Returns (context, ending) pairs without the delimiter between them: one context or one ending is the same."""
     if "context_options" in row:
         ending = text_of(row, "continuation")
-        pairs = [(text_of(row, "context_options", i), ending) for i in range(len(row["context_options"]))]
+        pairs = [(text_of(row, "context_options", i), ending) for i in range(len(list_of(row, "context_options")))]
     else:
-        pairs = [(row["query"], text_of(row, "choices", i)) for i in range(len(row["choices"]))]
+        pairs = [(row["query"], text_of(row, "choices", i)) for i in range(len(list_of(row, "choices")))]
         if not isinstance(row["query"], str):
             raise ValueError(f"query is {row['query']!r}, not a text")
     return pairs, answer_of(row["gold"], [str(i) for i in range(len(pairs))])
@@ -93,11 +93,15 @@ def read_questions(task, path, labels_path=None):
     for where, row in rows(path):
         try:
             if labels is not None:
-                row = row | {"label": labels[len(questions)]}
+                label = labels[len(questions)]
+                if str(row.get("label", label)) not in (label, "-1"):  # -1 says that it is not known
+                    raise ValueError(f"its label is {row['label']}, and that in {labels_path} is {label}")
+                row = row | {"label": label}
             pairs, right = read(row)
+            "".join(text for pair in pairs for text in pair).encode()  # raises an error for what is no Unicode
             if len(pairs) < 2:
                 raise ValueError("there are fewer than 2 choices")
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise PrepareError(f"{where}: not a question of {task} ({type(error).__name__}: {error}); it "
                                f"has {needs}") from None
         questions.append((pairs, right, where))

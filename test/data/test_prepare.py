@@ -12,6 +12,7 @@ import json
 import os
 import pty
 import random
+import re
 import shutil
 import signal
 import struct
@@ -428,6 +429,10 @@ class HellaSwag(TestCase):
         self.assertIn("line 1: 3 endings", refused(good | {"endings": ["a", "b", "c"]}))
         self.assertIn("the right one is 4", refused(good | {"label": 4}))
         self.assertIn("bytes; llm.c's file has examples below 65536", refused(good | {"ctx": "x" * 32768}))
+        for changes, words in (({"endings": "abcd"}, "endings is 'abcd', not a list"), ({"ctx": None}, "(TypeError: "),
+                               ({"endings": ["a", None, "c", "d"]}, "(TypeError: "), ({"ctx": "\ud800"}, "(UnicodeEncodeError: "),
+                               ({"label": 1.9}, "(ValueError: "), ({"label": True}, "(ValueError: ")):
+            self.assertRegex(refused(good | changes), "line 1: not an example of HellaSwag .*" + re.escape(words.lstrip("(")))
         self.assertIn("has no examples", refused())
         with no_route():
             output = self.refused("hellaswag", "--tokenizer", "bytes", "--out", self.path("h.bin"))

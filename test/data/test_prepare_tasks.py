@@ -158,7 +158,16 @@ class Tasks(TestCase):
         self.assertIn("query is None", refused("core", {"query": None, "choices": ["a", "b"], "gold": 0}))
         self.assertIn("--shots 1: ", refused("core", {"query": "x", "choices": ["a", "b"], "gold": 0},
                                              flags=("--shots", "1")))
+        for row, words in ((ARC_HF | {"choices": {"text": "abc", "label": ["A", "B", "C"]}}, "choices.text is 'abc', not a list"),
+                           (ARC_HF | {"choices": {"text": ["a", "b"], "label": "AB"}}, "choices.label is 'AB', not a list"),
+                           (ARC_HF | {"question": "\ud800"}, "UnicodeEncodeError")):
+            self.assertIn(words, refused("arc", row))
+        for row in ({"query": "x", "choices": "abcd", "gold": 0}, {"context_options": "ab", "continuation": "x", "gold": 0}):
+            self.assertIn(", not a list)", refused("core", row))
         labels = self.path("l.lst", b"0\n1\n")
+        self.assertIn("record 1: not a question of piqa (", refused("piqa", ["goal"], flags=("--labels", labels)))
+        self.assertIn("line 2: not a question of piqa (ValueError: its label is 0, and that in " + labels + " is 1)",
+                      refused("piqa", PIQA | {"label": -1}, PIQA | {"label": 0}, flags=("--labels", labels)))
         self.assertIn("l.lst has 2 labels", refused("piqa", PIQA, flags=("--labels", labels)))
         self.assertIn("IndexError", refused("piqa", PIQA, PIQA, PIQA, flags=("--labels", labels)))
         self.path("in.jsonl", json.dumps(piqa).encode() + b"\n\n{\n")
