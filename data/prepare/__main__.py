@@ -261,6 +261,7 @@ def main(argv=None):
     parser, args = parse(argv)
     if argv is None:
         restart_in_venv(args.command)
+        sys.stdout.reconfigure(errors="backslashreplace")  # names and texts may have characters that the locale has not
     from .report import printable
     from .tokenizers import PrepareError
     try:

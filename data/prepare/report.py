@@ -202,7 +202,7 @@ class Report:
         with open(os.path.join(folder, "report.json"), "w") as file:
             json.dump(facts, file, indent=2)
             file.write("\n")
-        with open(os.path.join(folder, "report.txt"), "w") as file:
+        with open(os.path.join(folder, "report.txt"), "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         draw(facts, os.path.join(folder, "report.png"))
         print(text, end="")

@@ -189,6 +189,18 @@ class Encode(Server):
             opened = tokenizers.open_tokenizer(self.made(tokenizer))
             self.assertEqual(opened.encode(text).tolist(), expected)
 
+    def test_names_and_texts_that_the_locale_does_not_have(self):
+        name = os.fsdecode(b"t\xc3\xb6k\xff.json")
+        self.made(made_tokenizers.neox_like(), name)
+        self.path("a.txt", "\u00e9t\u00e9 \u4f60\u597d\n".encode() * 9)
+        for locale in ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONUTF8": "1"}):
+            for command in (("text", self.path("a.txt"), "--tokenizer", self.path(name), "--out", self.path("out"),
+                             "--val-fraction", "0", "--overwrite"), ("inspect", self.path("out/train_000000.bin"))):
+                done = subprocess.run([sys.executable, "-m", "data.prepare", *command], cwd=ROOT, env={**os.environ, **locale},
+                                      capture_output=True)
+                self.assertEqual((done.returncode, done.stderr), (0, b""), command)
+        self.assertIn("(t\u00f6k\\udcff.json, vocabulary", self.read("out/report.txt").decode())
+
 
 @needs("tokenizers")
 class Begin(Server):
