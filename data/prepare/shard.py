@@ -209,6 +209,9 @@ def read_shard(path):
             raise ValueError(f"{path}.json is not JSON: {error}") from None
         if not isinstance(sidecar, dict):
             raise ValueError(f"{path}.json is not a JSON object")
+        for name in ("vocab", "end_token", "max_token", "documents", "tokens", "bytes"):
+            if type(sidecar.get(name, 0)) is not int:
+                raise ValueError(f"{path}.json: {name} is {json.dumps(sidecar[name])}, not a whole number")
         checksum = "sha256:" + hashlib.sha256(data).hexdigest()
         if sidecar.get("checksum", checksum) != checksum:
             raise ValueError(f"{path}: its bytes do not match the checksum of its sidecar")

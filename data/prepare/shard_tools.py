@@ -196,8 +196,8 @@ def merge(paths, out, shard_tokens):
             tokens, own = open_shard(path)
             yield from parts_of(path, tokens, own)
 
-    if "vocab" not in sidecar or "end_token" not in sidecar:
-        raise PrepareError(f"{paths[0]} has no sidecar with vocab and end_token, so its tokens cannot be told apart")
+    if missing := [name for name in ("tokenizer", "vocab", "end_token") if name not in sidecar]:
+        raise PrepareError(f"{paths[0]} has no sidecar with {' and '.join(missing)}, so its tokens cannot be told apart")
     if found := sorted(glob.glob(glob.escape(out) + "_[0-9][0-9][0-9][0-9][0-9][0-9].bin*")):
         raise PrepareError(f"{found[0]} is there already; choose another --out")
     for path in paths:

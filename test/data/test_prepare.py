@@ -488,6 +488,18 @@ class ShardTools(TestCase):
         os.remove(self.files[0] + ".json")
         self.assertIn("has no sidecar", self.refused("validate", *self.files))
 
+    def test_sidecars_with_a_text_where_a_number_belongs(self):
+        good = json.loads(self.read(self.files[0] + ".json"))
+        for name in ("vocab", "end_token", "max_token", "documents", "tokens", "bytes"):
+            for value in (str(good[name]), None, good[name] + 0.5, True):
+                self.path(self.files[0] + ".json", json.dumps(good | {name: value}).encode())
+                for command in (("inspect",), ("validate",), ("merge", "--out", self.path("new/train"))):
+                    self.assertIn(f"{self.files[0]}.json: {name} is {json.dumps(value)}, not a whole number",
+                                  self.refused(*command, self.files[0]))
+        self.path(self.files[0] + ".json", json.dumps({name: good[name] for name in good if name != "tokenizer"}).encode())
+        self.assertIn("has no sidecar with tokenizer, so its tokens", self.refused(
+            "merge", self.files[0], "--out", self.path("new/train")))
+
     def test_another_tokenizer_than_the_sidecar_s(self):
         self.sidecar(tokenizer_hash="sha256:0")
         for command in ("inspect", "validate"):
