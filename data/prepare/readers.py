@@ -574,16 +574,24 @@ def decode(raw):
     return (None, 0) if "\0" in text or replaced > BINARY_FRACTION * len(text) else (text, replaced)
 
 
-def texts(inputs, format):
-    """Yields all texts of the inputs that can be read, and prints which files are not valid text."""
+def texts(inputs, format, out=None):
+    """Yields all texts of the inputs that can be read, and prints which files are not valid text, and which settings of
+    the format had no effect. Leaves out the file `out` in a directory of the inputs.
+    """
     odd = {}  # {what is wrong: [path]}
+    kinds, separated = set(), 0
     for name in inputs:
         for path in expand(name):
+            if out and path != name and os.path.realpath(path) == os.path.realpath(out):
+                continue
             for part in plan(path, format):
+                kinds.add(part.kind)
+                separated += part.kind == "separated"
                 for raw in read(part, format):
                     if isinstance(raw, Bad):
                         raise PrepareError(raw.message)
                     if isinstance(raw, Unseparated):
+                        separated -= 1
                         continue
                     text, replaced = decode(raw)
                     if text is None or replaced:
@@ -593,3 +601,7 @@ def texts(inputs, format):
     for what, paths in odd.items():
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         print(f"prepare: {what}: {paths[0]}{more}", file=sys.stderr)
+    if format.separator is not None and not separated:
+        print("prepare: --separator had no effect, because it occurs in no text file", file=sys.stderr)
+    if format.column != "text" and kinds <= TEXT_KINDS:
+        print(f"prepare: --column {format.column} had no effect, because no input has fields", file=sys.stderr)

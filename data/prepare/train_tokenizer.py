@@ -35,7 +35,7 @@ def train_tokenizer(inputs, out, vocab, format):
     # The package computes for minutes without returning to Python, which would notice Ctrl-C only then.
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        tokenizer.train_from_iterator(readers.texts(inputs, format), trainer)
+        tokenizer.train_from_iterator(readers.texts(inputs, format, out), trainer)
     finally:
         signal.signal(signal.SIGINT, handler)
     found = tokenizer.get_vocab_size()

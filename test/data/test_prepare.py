@@ -289,6 +289,21 @@ class OwnTokenizer(TestCase):
         self.assertIn(f"prepare: not valid UTF-8, in part: {latin}\nprepare: left out as binary: {binary}\n", output)
         self.assertNotIn("prepare: ", self.prepared("train-tokenizer", self.path("words"), "--vocab", 300, "--out", self.path("t")))
 
+    def test_options_without_effect_are_noted(self):
+        lines = self.path("a.jsonl", b"".join(json.dumps({"body": line}).encode() + b"\n" for line in WORDS.decode().splitlines()))
+        separator, column = (f"prepare: --{flag} had no effect, because {why}\n" for flag, why in (
+            ("separator", "it occurs in no text file"), ("column body", "no input has fields")))
+        for flags, notes in (((self.path("words", WORDS), "--separator", "<|x|>", "--column", "body"), separator + column),
+                             ((self.path("words"), "--separator", "\\n"), ""), ((lines, "--column", "body"), ""),
+                             ((lines, "--column", "body", "--separator", "\\n"), separator)):
+            output = self.prepared("train-tokenizer", *flags, "--vocab", 300, "--out", self.path("t.json"))
+            self.assertEqual(output.partition("\n")[2], notes)
+
+    def test_its_own_output_in_a_directory_of_the_inputs_is_not_an_input(self):
+        self.path("in/words", WORDS)
+        for _ in range(2):
+            self.prepared("train-tokenizer", self.path("in"), "--vocab", 300, "--out", self.path("in/tokenizer.json"))
+
     def test_two_tokens_with_one_id(self):
         """The end token would occur inside documents."""
         file = json.loads(self.read(self.train()))
