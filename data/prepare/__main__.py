@@ -270,8 +270,10 @@ def main(argv=None):
         print(f"prepare: {printable(error)}", file=sys.stderr)
         return 1
     except OSError as error:
-        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        # A write that fails does not know its file; all files are written to --out.
+        name = error.filename or (full or error.errno == errno.EFBIG) and getattr(args, "out", None)
+        text = f"{name}: {error.strerror}" if name else str(error)
         print(f"prepare: {printable(text)}" + "; free some space and give the same command again" * full,
               file=sys.stderr)
         return 1

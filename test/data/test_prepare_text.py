@@ -15,6 +15,7 @@ import json
 import lzma
 import os
 import random
+import resource
 import shutil
 import signal
 import struct
@@ -435,11 +436,16 @@ class BadInput(TestCase):
             def opened(path, *rest, ending=ending, **more):
                 return real("/dev/full" if str(path).endswith(ending) else path, *rest, **more)
             with self.subTest(ending), mock.patch("builtins.open", opened):
-                self.assertRegex(self.refused(*args), "No space left on device.*; free some space and give the same")
+                self.assertRegex(self.refused(*args), self.path("out") + ".*: No space left on device; free some space and give the same")
             self.assertFalse(os.path.exists(self.path("out/train_000000.bin")))
         self.assertIn("continues with 1 of 1 chunks done", self.prepared(*args))
         self.assertEqual(self.documents("train"), ["text\n" * 9000])
         self.assertFalse(os.path.exists(self.path("out/.prepare")))
+
+    def test_a_limit_for_the_size_of_files(self):
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+        self.assertEqual(self.text(self.path("a", b"text\n" * 1600)), f"prepare: {self.path('out')}: File too large\n")
 
     def test_files_are_on_the_disk_before_they_get_their_names(self):
         synced, fsync, replace = set(), os.fsync, os.replace
