@@ -2,6 +2,7 @@
 // run_command() starts the other commands, and main() turns errors into exit codes.
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
@@ -165,6 +166,7 @@ std::optional<ExitCode> run_command(const std::vector<std::string>& arguments, L
 
 int main(int argc, char** argv) {
     prepare_process(argv);
+    std::signal(SIGXFSZ, SIG_IGN);                  // a write beyond `ulimit -f` fails like one to a full disk
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a person may be reading a log file or a pipe
     LaunchInfo launch;
     const auto fail = [&](const Error& failure) {

@@ -2,13 +2,15 @@
 
 import json
 import os
+import resource
 import shutil
 import struct
 import unittest
 
 from test_run_sample import HAS_TOKENIZERS
-from trainer import (CHECKPOINT, DATA, FLAGS, VOCAB, Case, FinishedRun, corpus, llmc_tensors, new_path, read_bytes as read,
-                     read_safetensors, run, tiny_flags, write_as_llmc, write_json, write_llmc_model)
+from trainer import (CHECKPOINT, DATA, ENVIRONMENT, FLAGS, PROGRAM, RESOURCES, VOCAB, Case, FinishedRun, corpus,
+                     llmc_tensors, new_path, read_bytes as read, read_safetensors, run, run_command, tiny_flags,
+                     write_as_llmc, write_json, write_llmc_model)
 
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json"]
 # data.prepare makes the tokenizer.json of a run on bytes.
@@ -115,6 +117,15 @@ class Export(Case):
         path = self.export(directory, "--format", "llmc", to=new_path() + ".bin")
         self.refuses(FLAGS, ["--from", directory, "--to", path, "--format", "llmc"], "exists", "--overwrite")
         self.export(directory, "--format", "llmc", "--overwrite", to=path)
+
+    def test_a_limit_on_the_size_of_files(self):
+        """`ulimit -f` ends the command like a full disk, and no part of a file stays."""
+        size = os.path.getsize(self.trained.path("model.safetensors")) // 2
+        directory = new_path()
+        limited = run_command([PROGRAM, "export", "--from", self.trained.directory, "--to", directory], 120, ENVIRONMENT,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
+        self.refused(limited, RESOURCES, "model.safetensors", "File too large; free space there")
+        self.assertFalse([name for name in os.listdir(directory) if name.startswith("model")])
 
     def test_overwrite_replaces_a_model_and_nothing_else(self):
         """Not another run, and no file that would be read together with the new model. An earlier tokenizer goes."""
