@@ -78,8 +78,10 @@ def blocks(path):
     with open_regular(path) as raw:
         packing = packing_of(os.pread(raw.fileno(), 16, 0))
         if packing not in (None, "gzip"):
-            # 4 bytes of zstd can stand for 128 KiB of text, so only a small piece is decompressed at a time.
-            yield from unpack(iter(lambda: raw.read(1 << 10), b""), packing, path)
+            # 4 bytes of zstd can stand for 128 KiB of text, so only a small piece is decompressed at a time. The other two
+            # limit what they return, and bzip2 takes twice as long with small pieces.
+            size = 1 << 10 if packing == "zstd" else 1 << 16
+            yield from unpack(iter(lambda: raw.read(size), b""), packing, path)
         else:
             with gzip.open(raw) if packing else contextlib.nullcontext(raw) as file:
                 yield from iter(lambda: file.read(1 << 20), b"")

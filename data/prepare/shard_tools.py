@@ -58,6 +58,12 @@ def table_of_shard(path, sidecar):
     return table
 
 
+def check_tables(paths, sidecar):
+    """Refuses the tokenizer.bin of another tokenizer next to any of the shards, all of which have the sidecar's."""
+    for path in {os.path.dirname(path): path for path in paths}.values():
+        table_of_shard(path, sidecar)
+
+
 def pieces_of(path, sidecar, name):
     """The bytes of each token, from the tokenizer `name` or the table next to the shard; None if unknown."""
     if name:
@@ -131,8 +137,7 @@ def validate(paths, tokenizer=None):
         split = "val" if "val" in os.path.basename(path) else "train"
         if "end_token" in sidecar:
             digests[split].add(tokens, sidecar["end_token"])
-    for path in paths:
-        table_of_shard(path, first[1])
+    check_tables(paths, first[1])
     both = digests["train"].finish() & digests["val"].finish()
     if both:
         raise PrepareError(f"training and validation shards have {plural(len(both), 'document')} in common")
@@ -200,8 +205,7 @@ def merge(paths, out, shard_tokens):
         raise PrepareError(f"{paths[0]} has no sidecar with {' and '.join(missing)}, so its tokens cannot be told apart")
     if found := sorted(glob.glob(glob.escape(out) + "_[0-9][0-9][0-9][0-9][0-9][0-9].bin*")):
         raise PrepareError(f"{found[0]} is there already; choose another --out")
-    for path in paths:
-        table_of_shard(path, sidecar)
+    check_tables(paths, sidecar)
     folder, files = os.path.dirname(out) or ".", tokenizer_files(paths)
     outputs.require_one_tokenizer(folder, sidecar, "tokenizer.json" in files)
     for name, content in files.items():

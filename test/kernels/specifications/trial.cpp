@@ -163,7 +163,7 @@ void Trial::run_twice(const std::function<void()>& kernel) {
         {
             const LighterRun lighter(run == 1);
             kernel();
-            synchronize(stream_);
+            synchronize(stream_);  // the virtual GPU may play launches only now
         }
         for (const auto& array : arrays_)
             if (tampering() && array->kind == Kind::result)
