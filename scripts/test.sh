@@ -54,7 +54,9 @@ queue stage "FP8 follows BF16, 60 steps" unittest env COMPARE_RECIPES=delayed CO
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16.test_sample_corpus Refused
 queue stage "host: loops beside kernels" doctest env LLMC_LOOPS=compare OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
     "--source-file=*test/kernels/*"
-queue stage "host: other tests" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors "${other_tests[@]}"
+# Loops replace kernels, whose bits the stage before compares: whole models train in a third of the time.
+queue stage "host: other tests" doctest env LLMC_LOOPS=alone OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
+    "${other_tests[@]}"
 # The largest files first: they take longest, and a long one at the end would run alone.
 mapfile -t files < <(ls -S test/end_to_end/test_run_*.py)
 for file in "${files[@]}"; do
@@ -97,7 +99,7 @@ fi
 # ---- sanitizers ----------------------------------------------------------------------------------------------------
 
 # No leak detection, because fibers' stacks hide pointers from it. Uses the third order of threads and streams.
-asan=(env ASAN_OPTIONS=detect_leaks=0 LLMC_ORDER=descending LLMC_STREAMS=lazy)
+asan=(env ASAN_OPTIONS=detect_leaks=0 LLMC_LOOPS=alone LLMC_ORDER=descending LLMC_STREAMS=lazy)
 # gcc 12's ThreadSanitizer cannot handle systems that randomise more than 28 bits of addresses.
 tsan=(env "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0")
 if setarch "$(uname -m)" -R true 2>/dev/null; then tsan+=(setarch "$(uname -m)" -R); fi

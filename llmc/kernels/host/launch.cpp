@@ -12,8 +12,8 @@ namespace llmc::host {
 bool compares_loops() {
     static const bool compares = [] {
         const char* text = std::getenv("LLMC_LOOPS");
-        if (!text || !*text) return false;
-        if (std::strcmp(text, "compare") != 0) refuse("LLMC_LOOPS={}: the only value is compare", text);
+        if (!text || !*text || std::strcmp(text, "alone") == 0) return false;
+        if (std::strcmp(text, "compare") != 0) refuse("LLMC_LOOPS={}: expected compare or alone", text);
 #ifndef LLMC_WITH_KERNELS
         refuse("LLMC_LOOPS=compare: this program has no kernels to compare its CPU loops with; test_cpu has both");
 #endif
