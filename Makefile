@@ -115,7 +115,8 @@ HOST_ONLY  := $(wildcard llmc/device/host/*.cpp llmc/kernels/host/*.cpp)
 PER_DEVICE := %.cu $(HOST_ONLY) $(call marked,per-device)
 OPTIMIZED  := $(call marked,optimized) $(HOST_ONLY)
 # The CPU program runs the kernels as loops (llmc/kernels/host/launch.h). test_cpu also emulates those that have a loop.
-LAUNCHERS  := $(wildcard llmc/kernels/*.cu) llmc/kernels/host/launch.cpp
+LAUNCHERS  := $(wildcard llmc/kernels/*.cu) $(addprefix llmc/,comm/reductions.cu fp8/scaling.cu optim/prepare_step.cu) \
+              llmc/kernels/host/launch.cpp
 
 # Headers take four fifths of a file's time, so files that are compiled alike are compiled as one: a unit is a file in
 # build/units that includes them. All names in it must differ, those in anonymous namespaces too. Kernels that take nvcc
@@ -138,15 +139,15 @@ unit_tensors   := $(patsubst %,llmc/kernels/%.cu,activation activation_fp8 class
 # The CPU program emulates some kernels of these two units. Of other .cu files it only has what calls the loops.
 unit_arrays    := $(patsubst %,llmc/kernels/%.cu,attention_decode bias clip elementwise initial_values muon quantize \
                   rope update)
-unit_emulated  := $(addprefix llmc/,comm/reductions.cu device/hopper.cu fp8/scaling.cu optim/prepare_step.cu)
-UNITS    := core model settings runs optimized device device_optimized loops attention tensors arrays emulated
+unit_steps     := $(addprefix llmc/,comm/reductions.cu fp8/scaling.cu optim/prepare_step.cu)
+UNITS    := core model settings runs optimized device device_optimized loops attention tensors arrays steps
 UNITS    := $(if $(filter 0,$(UNITY))$(filter fuzz,$(MAKECMDGOALS)),,$(UNITS))
 unit_file = build/units/$1$(suffix $(firstword $(unit_$1)))
 in_units  = $(foreach unit,$(UNITS),$(if $(filter $(unit_$(unit)),$1),$(call unit_file,$(unit)))) \
             $(filter-out $(foreach unit,$(UNITS),$(unit_$(unit))),$1)
 PER_DEVICE += $(patsubst %,build/units/%.cpp,device device_optimized loops)
-OPTIMIZED  += $(foreach unit,optimized device_optimized loops arrays emulated,$(call unit_file,$(unit))) \
-              $(unit_arrays) $(unit_emulated)
+OPTIMIZED  += $(foreach unit,optimized device_optimized loops arrays steps,$(call unit_file,$(unit))) \
+              $(unit_arrays) $(unit_steps)
 
 shared        = $(patsubst %,$(SHARED_DIR)/%.o,$1)
 objects_in    = $(patsubst %,$1/%.o,$(filter $(PER_DEVICE),$2)) $(call shared,$(filter-out $(PER_DEVICE),$2))

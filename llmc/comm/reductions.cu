@@ -1,10 +1,12 @@
 // Kernels and launchers of reductions.h.
 #include "llmc/comm/reductions.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "llmc/device/fp8_cast.cuh"
 #include "llmc/device/kernel.cuh"
+#include "llmc/kernels/host/launch.h"
 #include "llmc/kernels/quantize_blocks.h"
 
 namespace llmc {
@@ -143,6 +145,42 @@ static __global__ void __launch_bounds__(kBlockThreads)
     for (size_t i = 0; i < 4 && first + i < count; i++) residual[start + first + i] = to_bf16(owed[i]);
 }
 
+namespace host {
+
+static void cast_pieces([[maybe_unused]] const Grid& grid, uint8_t* pieces, bf16* residual, const float* in,
+                        size_t count, Feedback feedback) {
+#if !LLMC_ON_GPU
+    const Fp8Piece piece{count};
+    const float loss_scale = feedback.loss_scale != nullptr ? *feedback.loss_scale : 1.0f;
+    const bool adds = residual != nullptr && (feedback.skips == nullptr || *feedback.skips == 0);
+    const size_t blocks = piece.blocks(), tasks = grid.grid.y * blocks;
+#pragma omp parallel for schedule(static) if (tasks > 64)
+    for (size_t task = 0; task < tasks; task++) {
+        const size_t block = task % blocks, first = block * Fp8Piece::kBlock, start = task / blocks * count + first;
+        const size_t n = std::min(Fp8Piece::kBlock, count - first);
+        float x[Fp8Piece::kBlock] = {}, largest = 0.0f;
+        for (size_t i = 0; i < n; i++) {
+            x[i] = fmaf(adds ? to_float(residual[start + i]) : 0.0f, loss_scale, in[start + i]);
+            largest = max_float(largest, is_finite(x[i]) ? abs_float(x[i]) : 0.0f);
+        }
+        const int exponent = block_exponent(largest);
+        const float scale = power_of_two(-exponent), scale_inv = power_of_two(exponent);
+        uint8_t* const to = pieces + task / blocks * piece.bytes();
+        for (size_t i = 0; i < Fp8Piece::kBlock && first + i < piece.scales_begin(); i++) {
+            const bool finite = is_finite(x[i]);
+            const uint8_t code = finite ? to_e4m3(x[i] * scale).bits : kFp8NaN;
+            to[first + i] = code;
+            if (residual == nullptr || !feedback.store || i >= n) continue;
+            residual[start + i] = to_bf16(finite ? fmaf(-to_float(e4m3{code}), scale_inv, x[i]) / loss_scale : 0.0f);
+        }
+        to[piece.scales_begin() + block] = static_cast<uint8_t>(exponent + 127);
+        if (block + 1 == blocks) std::fill(to + piece.scales_begin() + blocks, to + piece.bytes(), uint8_t{0});
+    }
+#endif
+}
+
+}  // namespace host
+
 void cast_pieces(uint8_t* pieces, const float* inp, int world, size_t count, const Feedback& feedback,
                  stream_t stream) {
     if (count == 0) return;
@@ -157,11 +195,11 @@ void cast_pieces(uint8_t* pieces, const float* inp, int world, size_t count, con
                      feedback.store ? Access(inout(feedback.residual, values)) : Access(in(feedback.residual, values)),
                  loss_scale = in(feedback.loss_scale, 1), skips = in(feedback.skips, 1);
     if (count % 4 == 0 && is_aligned(inp, 16) && is_aligned(feedback.residual, 8))
-        launch<cast_pieces_kernel<true>>(config, {to, from, residual, loss_scale, skips}, pieces, feedback.residual,
-                                         inp, count, feedback);
+        host::launch_or_loop<cast_pieces_kernel<true>, host::cast_pieces>(
+            config, {to, from, residual, loss_scale, skips}, pieces, feedback.residual, inp, count, feedback);
     else
-        launch<cast_pieces_kernel<false>>(config, {to, from, residual, loss_scale, skips}, pieces, feedback.residual,
-                                          inp, count, feedback);
+        host::launch_or_loop<cast_pieces_kernel<false>, host::cast_pieces>(
+            config, {to, from, residual, loss_scale, skips}, pieces, feedback.residual, inp, count, feedback);
 }
 
 // Each thread sums eight elements, which lie in one block.

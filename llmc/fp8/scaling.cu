@@ -1,9 +1,11 @@
 // Kernels that compute FP8 scales from amaxes, and judge how many values the casts lost (scaling.h).
 #include "llmc/fp8/scaling.h"
 
+#include <algorithm>
 #include <cfloat>
 
 #include "llmc/device/kernel.cuh"
+#include "llmc/kernels/host/launch.h"
 
 namespace llmc {
 
@@ -120,6 +122,19 @@ static __global__ void fp8_any_bad_kernel(int* flag, const Fp8State* states, int
     if (threadIdx.x == 0) *flag = first == none ? 0 : 1 + tensor_at_place(static_cast<int>(-first), count);
 }
 
+namespace host {
+
+static void fp8_any_bad([[maybe_unused]] const Grid&, int* flag, const Fp8State* states, int count) {
+#if !LLMC_ON_GPU
+    int first = 3 * count;
+    for (int i = 0; i < count; i++)
+        if (states[i].bad) first = std::min(first, place_in_step(i, count));
+    *flag = first == 3 * count ? 0 : 1 + tensor_at_place(first, count);
+#endif
+}
+
+}  // namespace host
+
 static __global__ void fp8_pack_amaxes_kernel(float* packed, const Fp8State* states, int count, bool now) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
@@ -206,8 +221,8 @@ void fp8_finish_step(Fp8State* states, float* history, int count, const Fp8Confi
 }
 
 void fp8_any_bad(int* flag, const Fp8State* states, int count, stream_t stream) {
-    launch<fp8_any_bad_kernel>({dim3(1), dim3(256), 0, stream}, out(flag, 1), in(states, static_cast<size_t>(count)),
-                               count);
+    host::launch_or_loop<fp8_any_bad_kernel, host::fp8_any_bad>({dim3(1), dim3(256), 0, stream}, out(flag, 1),
+                                                                in(states, static_cast<size_t>(count)), count);
 }
 
 void fp8_pack_amaxes(float* packed, const Fp8State* states, int count, bool now, stream_t stream) {

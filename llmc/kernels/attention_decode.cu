@@ -3,6 +3,7 @@
 
 #include "llmc/kernels/attention_quads.cuh"
 #include "llmc/kernels/attention_softmax.cuh"
+#include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/instantiate.h"
 
 namespace llmc {
@@ -110,13 +111,13 @@ void attention_decode(Real* out, Real* out_low, const Real* qkv, int first, int 
     const auto sequence = in(qkv, elements(1, first + rows, heads.rows(), heads.HD));
     with_head_dimension(heads.HD, [&]<int HD>() {
         if constexpr (sizeof(Real) == 2)
-            launch<attention_decode_kernel<HD>>({grid, dim3(32), kDecodeBytes<HD>, stream}, llmc::out(out, n),
-                                                llmc::out(out_low, n), sequence, first, rows, heads.NH, heads.NKV,
-                                                scale_log2, window);
+            host::launch_or_loop<attention_decode_kernel<HD>, host::attention_decode<HD>>(
+                {grid, dim3(32), kDecodeBytes<HD>, stream}, llmc::out(out, n), llmc::out(out_low, n), sequence, first,
+                rows, heads.NH, heads.NKV, scale_log2, window);
         else
-            launch<attention_decode_fp32_kernel<HD>>({grid, dim3(kRowLanes<HD> * kDecodeRows), 0, stream},
-                                                     llmc::out(out, n), sequence, first, rows, heads.NH, heads.NKV,
-                                                     scale_log2, window);
+            host::launch_or_loop<attention_decode_fp32_kernel<HD>, host::attention_decode_fp32<HD>>(
+                {grid, dim3(kRowLanes<HD> * kDecodeRows), 0, stream}, llmc::out(out, n), sequence, first, rows,
+                heads.NH, heads.NKV, scale_log2, window);
     });
 }
 LLMC_INSTANTIATE_BOTH(attention_decode, float, bf16);

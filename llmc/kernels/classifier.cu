@@ -332,9 +332,9 @@ static __global__ void __launch_bounds__(256)
 void sum_losses(double* total, int* count, const float* losses, const int* targets, int n, bool accumulate,
                 stream_t stream) {
     if (n < 0) throw Error(ExitCode::failure, "sum_losses: n={} losses", n);
-    launch<sum_losses_kernel>({dim3(1), dim3(256), 0, stream}, accumulate ? inout(total, 1) : out(total, 1),
-                              accumulate ? inout(count, 1) : out(count, 1), in(losses, n), in(targets, n), n,
-                              accumulate);
+    host::launch_or_loop<sum_losses_kernel, host::sum_losses>(
+        {dim3(1), dim3(256), 0, stream}, accumulate ? inout(total, 1) : out(total, 1),
+        accumulate ? inout(count, 1) : out(count, 1), in(losses, n), in(targets, n), n, accumulate);
 }
 
 }  // namespace llmc

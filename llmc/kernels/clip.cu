@@ -112,7 +112,8 @@ void clip_values(float* grad, size_t n, double clip, const float* loss_scale, st
 }
 
 void add_partials(double* sum, const double* partials, size_t n, stream_t stream) {
-    launch<add_partials_kernel>({1, kBlockThreads, 0, stream}, out(sum, 1), in(partials, n), n);
+    host::launch_or_loop<add_partials_kernel, host::add_partials>({1, kBlockThreads, 0, stream}, out(sum, 1),
+                                                                  in(partials, n), n);
 }
 
 void clip_factors(float* factors, const double* squares, size_t n, double clip, const float* loss_scale,

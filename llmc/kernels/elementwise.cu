@@ -7,6 +7,7 @@
 #include "llmc/device/math.cuh"
 #include "llmc/device/warp.cuh"
 #include "llmc/kernels/check_shape.h"
+#include "llmc/kernels/host/loops.h"
 
 namespace llmc {
 namespace {
@@ -187,8 +188,8 @@ void checksum(uint64_t* sum, const void* data, size_t bytes, stream_t stream) {
     if (reinterpret_cast<uintptr_t>(data) % 8 != 0)
         throw Error(ExitCode::failure, "checksum: pointer {} is not 8-byte aligned", data);
     const size_t blocks = std::clamp<size_t>(bytes / 8 / kWordsPerBlock, 1, kChecksumBlocks);
-    launch<checksum_kernel>({dim3(blocks), kBlockThreads, 0, stream}, inout(sum, 1),
-                            in(static_cast<const uint8_t*>(data), bytes), bytes);
+    host::launch_or_loop<checksum_kernel, host::checksum>({dim3(blocks), kBlockThreads, 0, stream}, inout(sum, 1),
+                                                          in(static_cast<const uint8_t*>(data), bytes), bytes);
 }
 
 template <class T>
@@ -207,8 +208,8 @@ void checksum_values(uint64_t* sum, const StateArray& values, uint64_t key, size
     if (n == 0) return;
     const size_t blocks = std::clamp<size_t>(n / kWordsPerBlock, 1, kChecksumBlocks);
     values.typed([&]<class T>(const T* data) {
-        launch<checksum_values_kernel<T>>({dim3(blocks), kBlockThreads, 0, stream}, inout(sum, 1), in(data, n), key,
-                                          first, n);
+        host::launch_or_loop<checksum_values_kernel<T>, host::checksum_values<T>>(
+            {dim3(blocks), kBlockThreads, 0, stream}, inout(sum, 1), in(data, n), key, first, n);
     });
 }
 

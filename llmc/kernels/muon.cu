@@ -8,8 +8,6 @@
 
 namespace llmc {
 
-constexpr double kSmallestNorm = 1e-7;     // torch.optim.Muon's eps
-constexpr float kSmallestSecond = 1e-10f;  // from the published code
 constexpr int kTransposeTile = 32;
 
 // ---- momentum ------------------------------------------------------------------------------------------------------
@@ -88,8 +86,8 @@ void muon_inverse_norm(float* inverse, double* partials, const Real* x, size_t c
     const size_t blocks = muon_norm_blocks(count);
     host::launch_or_loop<muon_norm_kernel<Real>, host::muon_norm<Real>>({dim3(blocks), kBlockThreads, 0, stream},
                                                                         out(partials, blocks), in(x, count), count);
-    launch<muon_inverse_norm_kernel>({1, kBlockThreads, 0, stream}, out(inverse, 1), in(partials, blocks), blocks,
-                                     factor);
+    host::launch_or_loop<muon_inverse_norm_kernel, host::muon_inverse_norm>(
+        {1, kBlockThreads, 0, stream}, out(inverse, 1), in(partials, blocks), blocks, factor);
 }
 
 // ---- orientation ---------------------------------------------------------------------------------------------------
@@ -215,9 +213,9 @@ void normuon_factors(float* factors, float* second, float* squares, const Real* 
     else
         host::launch_or_loop<column_squares_kernel<Real>, host::column_squares<Real>>(
             {dim3(div_up(columns, 32)), kBlockThreads, 0, stream}, out(squares, columns), in(x, count), rows, columns);
-    launch<normuon_factors_kernel>({1, kBlockThreads, 0, stream}, out(factors, lines), inout(second, lines),
-                                   in(squares, lines), lines, static_cast<float>(beta2),
-                                   static_cast<float>(1.0 - beta2), in(state, 1));
+    host::launch_or_loop<normuon_factors_kernel, host::normuon_factors>(
+        {1, kBlockThreads, 0, stream}, out(factors, lines), inout(second, lines), in(squares, lines), lines,
+        static_cast<float>(beta2), static_cast<float>(1.0 - beta2), in(state, 1));
 }
 
 // ---- update --------------------------------------------------------------------------------------------------------

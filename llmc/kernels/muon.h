@@ -9,6 +9,9 @@
 
 namespace llmc {
 
+constexpr double kSmallestNorm = 1e-7;     // torch.optim.Muon's eps
+constexpr float kSmallestSecond = 1e-10f;  // from NorMuon's published code
+
 // The momentum grows linearly to `momentum` over the first `warmup` updates; with warmup 0 it is there from the first
 // update on. Averages of few gradients then follow them sooner (Jordan's modded-nanogpt has 300 such updates, nanochat
 // 400).
@@ -38,9 +41,9 @@ template <class Real>
 void muon_momentum(float* m, Real* u, const StateArray& grad, size_t count, const MuonMomentum& momentum, bool nesterov,
                    const StepState* state, stream_t stream);
 
-// *inverse = 1 / max(factor * ||x||, 1e-7), with the Frobenius norm of count elements. Squares are summed in FP64 in a
-// fixed order. partials: muon_norm_blocks(count) doubles. If x is scaled by a power of two, *inverse is scaled by
-// exactly its inverse.
+// *inverse = 1 / max(factor * ||x||, kSmallestNorm), with the Frobenius norm of count elements. Squares are summed in
+// FP64 in a fixed order. partials: muon_norm_blocks(count) doubles. If x is scaled by a power of two, *inverse is
+// scaled by exactly its inverse.
 size_t muon_norm_blocks(size_t count);
 template <class Real>
 void muon_inverse_norm(float* inverse, double* partials, const Real* x, size_t count, double factor, stream_t stream);

@@ -116,8 +116,9 @@ void quantize_flat(e4m3* codes, const StateArray& masters, size_t count, Fp8Stat
     const unsigned blocks =
         static_cast<unsigned>(div_up(count, static_cast<size_t>(kQuantizeThreads) * kSlicePerThread));
     masters.typed([&]<class Master>(const Master* master) {
-        launch<quantize_flat_kernel<Master>>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(target, count),
-                                             in(master, count), count, state_access(state, pass), pass);
+        host::launch_or_loop<quantize_flat_kernel<Master>, host::quantize_flat<Master>>(
+            {dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(target, count), in(master, count), count,
+            state_access(state, pass), pass);
     });
 }
 

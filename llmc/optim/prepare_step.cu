@@ -1,11 +1,16 @@
 // Kernels and launchers of prepare_step.h.
 #include "llmc/optim/prepare_step.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
 #include "llmc/device/kernel.cuh"
+#include "llmc/kernels/host/launch.h"
+#if !LLMC_ON_GPU
+#include "llmc/kernels/host/vectors.h"
+#endif
 
 namespace llmc {
 
@@ -82,17 +87,34 @@ static __global__ void __launch_bounds__(kBlockThreads)
                 clip, spikes);
 }
 
+namespace host {
+
+static void prepare_step([[maybe_unused]] const Grid&, StepState* state, const double* partials, size_t n_partials,
+                         const double* loss_sum, const float* loss_scale, const int* bad_flag, ScheduleConfig schedule,
+                         AdamWConfig adamw, double clip, SpikeCheck spikes) {
+#if !LLMC_ON_GPU
+    double sums[kBlockThreads] = {}, groups[kGroups] = {}, total = 0;
+    add_in_turn(sums, n_partials, [=](size_t i) { return partials[i]; });
+    for (int i = 0; i < kBlockThreads; i++) groups[i / (kBlockThreads / kGroups)] += sums[i];
+    for (const double group : groups) total += group;
+    finish_step(*state, total, *loss_sum, loss_scale ? *loss_scale : 1.0, bad_flag ? *bad_flag : 0, schedule, adamw,
+                clip, spikes);
+#endif
+}
+
+}  // namespace host
+
 void prepare_step(StepState* state, const double* partials, size_t n_partials, const double* loss_sum,
                   const float* loss_scale, const int* bad_flag, const ScheduleConfig& schedule,
                   const AdamWConfig& adamw, double clip, const SpikeCheck& spikes, stream_t stream) {
     if (schedule.steps < 1 || schedule.warmup < 0)
         throw Error(ExitCode::failure, "prepare_step: a schedule of {} steps with {} of warm-up", schedule.steps,
                     schedule.warmup);
-    launch<prepare_step_kernel>({1, kBlockThreads, 0, stream},
-                                {inout(state, 1), in(partials, n_partials), in(loss_sum, 1), in(loss_scale, 1),
-                                 in(bad_flag, 1), in(spikes.state, 1)},
-                                state, partials, n_partials, loss_sum, loss_scale, bad_flag, schedule, adamw, clip,
-                                spikes);
+    host::launch_or_loop<prepare_step_kernel, host::prepare_step>(
+        {1, kBlockThreads, 0, stream},
+        {inout(state, 1), in(partials, n_partials), in(loss_sum, 1), in(loss_scale, 1), in(bad_flag, 1),
+         in(spikes.state, 1)},
+        state, partials, n_partials, loss_sum, loss_scale, bad_flag, schedule, adamw, clip, spikes);
 }
 
 static __global__ void scale_rates_kernel(StepState* states, const StepState* state, GroupRates rates) {
@@ -160,12 +182,42 @@ static __global__ void __launch_bounds__(2 * kSpikeWindow)
     spikes->in_a_row = 0;
 }
 
+namespace host {
+
+#if !LLMC_ON_GPU
+static double spike_limit(const double* window, int count) {
+    double sums[kSpikeWindow] = {};
+    std::copy_n(window, count, sums);
+    const double mean = tree_sum(sums) / count;
+    for (int i = 0; i < kSpikeWindow; i++) sums[i] = i < count ? (window[i] - mean) * (window[i] - mean) : 0.0;
+    return mean + kSpikeSigmas * fmax(sqrt(tree_sum(sums) / count), kSpikeLeastSigma * fabs(mean));
+}
+#endif
+
+static void update_spikes([[maybe_unused]] const Grid&, SpikeState* spikes, const StepState* step) {
+#if !LLMC_ON_GPU
+    if (step->spike && ++spikes->in_a_row == kSpikesOfNewLevel) start_windows(spikes);
+    if (step->skip || step->spike) return;
+    const int64_t newest = spikes->accepted++ % kSpikeWindow;
+    const int count = static_cast<int>(std::min<int64_t>(spikes->accepted, kSpikeWindow));
+    spikes->loss[newest] = static_cast<double>(step->loss_sum);
+    spikes->norm[newest] = step->norm;
+    spikes->in_a_row = 0;
+    if (count < kSpikeMinimum) return;
+    spikes->loss_limit = spike_limit(spikes->loss, count);
+    spikes->norm_limit = spike_limit(spikes->norm, count);
+#endif
+}
+
+}  // namespace host
+
 void reset_spikes(SpikeState* spikes, stream_t stream) {
     launch<reset_spikes_kernel>({1, kSpikeWindow, 0, stream}, out(spikes, 1));
 }
 
 void update_spikes(SpikeState* spikes, const StepState* step, stream_t stream) {
-    launch<update_spikes_kernel>({1, 2 * kSpikeWindow, 0, stream}, inout(spikes, 1), in(step, 1));
+    host::launch_or_loop<update_spikes_kernel, host::update_spikes>({1, 2 * kSpikeWindow, 0, stream}, inout(spikes, 1),
+                                                                    in(step, 1));
 }
 
 static __global__ void reset_loss_scale_kernel(LossScaleState* state, float scale) { *state = {scale, 1.0f, 0, 0}; }

@@ -355,6 +355,44 @@ void attention_forward_fp32(const Grid& grid, float* out, float* lse, const floa
     });
 }
 
+// Calls store(row, h, values) for each row and head of a decode, with the row's HD values.
+template <class Real, int HD, class Store>
+static void decode(const Real* qkv, int first, int rows, int NH, int NKV, float scale_log2, int window,
+                   const Store& store) {
+    const Shape s{1, first + rows, NH, NKV, HD, window, nullptr};
+    const int tasks = NH * ((rows + kRows - 1) / kRows);
+#pragma omp parallel for schedule(dynamic, 1) if (tasks > 1)
+    for (int task = 0; task < tasks; task++) {
+        const int h = task % NH, row = task / NH * kRows, n = std::min(kRows, rows - row);
+        ForwardBlock<Real, HD> block;
+        block.attend(s, qkv, HeadOffsets(s, 0, h, h / s.group()), 0, first + row, scale_log2);
+        alignas(64) float result[kRows * HD], lse[kRows];
+        block.finish(result, lse, n, 0.0f);
+        for (int r = 0; r < n; r++) store(row + r, h, result + r * HD);
+    }
+}
+
+template <int HD>
+void attention_decode(const Grid&, bf16* out, bf16* out_low, const bf16* qkv, int first, int rows, int NH, int NKV,
+                      float scale_log2, int window) {
+    decode<bf16, HD>(qkv, first, rows, NH, NKV, scale_log2, window, [=](int row, int h, const float* values) {
+        const size_t at = (static_cast<size_t>(row) * NH + h) * HD;
+        for (int i = 0; i < HD; i += kLanes) {
+            const Floats o = load(values + i);
+            store(out + at + i, o);
+            if (out_low) store(out_low + at + i, o - rounded_to<bf16>(o));
+        }
+    });
+}
+
+template <int HD>
+void attention_decode_fp32(const Grid&, float* out, const float* qkv, int first, int rows, int NH, int NKV,
+                           float scale_log2, int window) {
+    decode<float, HD>(qkv, first, rows, NH, NKV, scale_log2, window, [=](int row, int h, const float* values) {
+        std::memcpy(out + (static_cast<size_t>(row) * NH + h) * HD, values, HD * sizeof(float));
+    });
+}
+
 // ---- backward -------------------------------------------------------------------------------------------------------
 
 namespace {
@@ -620,6 +658,8 @@ void attention_max_logits(const Grid& grid, float* maxima, const Real* qkv, int 
 #define LLMC_INSTANTIATE_HEAD(HD)                        \
     LLMC_INSTANTIATE(attention_forward<HD>);             \
     LLMC_INSTANTIATE(attention_forward_fp32<HD>);        \
+    LLMC_INSTANTIATE(attention_decode<HD>);              \
+    LLMC_INSTANTIATE(attention_decode_fp32<HD>);         \
     LLMC_INSTANTIATE(attention_delta<HD>);               \
     LLMC_INSTANTIATE(attention_key_gradient_fp32<HD>);   \
     LLMC_INSTANTIATE(attention_query_gradient_fp32<HD>); \

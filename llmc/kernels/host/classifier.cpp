@@ -189,6 +189,17 @@ void softmax_cross_entropy_fp8(const Grid& grid, F8* codes, Fp8State* state, con
     commit(state, {}, static_cast<size_t>(rows) * width, pass);
 }
 
+void sum_losses(const Grid&, double* total, int* count, const float* losses, const int* targets, int n,
+                bool accumulate) {
+    double sums[256] = {};
+    add_in_turn(sums, static_cast<size_t>(n), [=](size_t i) { return losses[i]; });
+    double sum = 0.0;
+    for (const double of_thread : sums) sum += of_thread;
+    const int counted = n - static_cast<int>(std::count(targets, targets + n, kIgnoredTarget));
+    *total = accumulate ? *total + sum : sum;
+    *count = accumulate ? *count + counted : counted;
+}
+
 #define LLMC_INSTANTIATE_BLOCK(kThreads, kCapped)                         \
     LLMC_INSTANTIATE(softmax_cross_entropy<float, kThreads, kCapped>);    \
     LLMC_INSTANTIATE(softmax_cross_entropy<bf16, kThreads, kCapped>);     \

@@ -37,6 +37,12 @@ template <int HD>
 void attention_key_gradient_fp32(const Grid&, float* dqkv, const float* dout, const float* qkv, const float* lse,
                                  const float* delta, int T, int NH, int NKV, float scale, int window,
                                  const int* documents);
+template <int HD>
+void attention_decode(const Grid&, bf16* out, bf16* out_low, const bf16* qkv, int first, int rows, int NH, int NKV,
+                      float scale_log2, int window);
+template <int HD>
+void attention_decode_fp32(const Grid&, float* out, const float* qkv, int first, int rows, int NH, int NKV,
+                           float scale_log2, int window);
 template <class Real, int HD>
 void attention_max_logits(const Grid&, float* maxima, const Real* qkv, int T, int NH, int NKV, float scale, int window,
                           const int* documents);
@@ -79,6 +85,8 @@ void quantize(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* stat
 template <class Master>
 void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const Master* master, int R, int C,
                      QuantizePass pass);
+template <class Master>
+void quantize_flat(const Grid&, e4m3* codes, const Master* master, size_t count, Fp8State* state, QuantizePass pass);
 template <class F8>
 void transpose_codes(const Grid&, F8* transposed, const F8* codes, int R, int C);
 void gelu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
@@ -113,6 +121,8 @@ template <class F8, int kThreads, bool kCapped>
 void softmax_cross_entropy_fp8(const Grid&, F8* codes, Fp8State* state, const bf16* logits, float* losses,
                                const int* targets, float dloss, const float* loss_scale, int V, int padded_V, float cap,
                                float z_loss, QuantizePass pass);
+void sum_losses(const Grid&, double* total, int* count, const float* losses, const int* targets, int n,
+                bool accumulate);
 
 // ---- embedding.cpp --------------------------------------------------------------------------------------------------
 
@@ -150,6 +160,7 @@ void muon_momentum(const Grid&, float* m, Real* u, const Gradient* grad, size_t 
                    bool nesterov, const StepState* state);
 template <class Real>
 void muon_norm(const Grid&, double* partials, const Real* x, size_t count);
+void muon_inverse_norm(const Grid&, float* inverse, const double* partials, size_t blocks, double factor);
 template <class Real>
 void copy_matrix(const Grid&, Real* out, const Real* inp, int rows, int columns, bool transpose, const float* factors,
                  FactorOf factor_of);
@@ -157,6 +168,8 @@ template <class Real>
 void row_squares(const Grid&, float* squares, const Real* x, int rows, int columns);
 template <class Real>
 void column_squares(const Grid&, float* squares, const Real* x, int rows, int columns);
+void normuon_factors(const Grid&, float* factors, float* second, const float* squares, int lines, float beta2,
+                     float one_minus_beta2, const StepState* state);
 
 // ---- sums.cpp -------------------------------------------------------------------------------------------------------
 
@@ -168,5 +181,9 @@ void reduce_column_parts(const Grid&, float* first, float* second, const float* 
                          int split, bool accumulate);
 template <class T>
 void global_norm(const Grid&, double* partials, const T* grad, size_t n);
+void add_partials(const Grid&, double* sum, const double* partials, size_t n);
+void checksum(const Grid&, uint64_t* sum, const uint8_t* data, size_t bytes);
+template <class T>
+void checksum_values(const Grid&, uint64_t* sum, const T* values, uint64_t key, size_t first, size_t n);
 
 }  // namespace llmc::host

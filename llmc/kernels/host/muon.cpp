@@ -1,4 +1,5 @@
-// Loops of Muon: momentum, norms, copies of matrices and NorMuon's mean squares. Its update is in update.cuh.
+// Loops of Muon: momentum, norms, copies of matrices, and NorMuon's mean squares and factors. Its update is in
+// update.cuh.
 #include <cmath>
 
 #include "llmc/kernels/host/loops.h"
@@ -38,6 +39,13 @@ void muon_norm(const Grid& grid, double* partials, const Real* x, size_t count) 
             }
         partials[block] = tree_sum(sums);
     }
+}
+
+void muon_inverse_norm(const Grid&, float* inverse, const double* partials, size_t blocks, double factor) {
+    double sums[256] = {};
+    add_in_turn(sums, blocks, [=](size_t i) { return partials[i]; });
+    const double norm = factor * sqrt(tree_sum(sums));
+    *inverse = static_cast<float>(1.0 / (norm > kSmallestNorm ? norm : kSmallestNorm));
 }
 
 template <class Real>
@@ -94,6 +102,22 @@ void column_squares(const Grid& grid, float* squares, const Real* x, int rows, i
             squares[first + i] = total / static_cast<float>(rows);
         }
     }
+}
+
+void normuon_factors(const Grid&, float* factors, float* second, const float* squares, int lines, float beta2,
+                     float one_minus_beta2, const StepState* state) {
+    double before[256] = {}, after[256] = {};
+    for (int i = 0; i < lines; i++) {
+        const float average = beta2 * second[i] + one_minus_beta2 * squares[i];
+        const float factor = 1.0f / sqrtf(average > kSmallestSecond ? average : kSmallestSecond);
+        if (!state->skip) second[i] = average;
+        factors[i] = factor;
+        before[i % 256] += static_cast<double>(squares[i]);
+        after[i % 256] += static_cast<double>(squares[i]) * factor * factor;
+    }
+    const double sum = tree_sum(after);
+    const float ratio = sum > 0 ? static_cast<float>(sqrt(tree_sum(before) / sum)) : 0.0f;
+    for (int i = 0; i < lines; i++) factors[i] *= ratio;
 }
 
 #define LLMC_INSTANTIATE_ALL(Real)                \

@@ -193,6 +193,28 @@ void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, 
 }
 LLMC_INSTANTIATE_BOTH(quantize_weight, float, bf16);
 
+template <class Master>
+void quantize_flat(const Grid&, e4m3* codes, const Master* master, size_t count, Fp8State* state, QuantizePass pass) {
+    constexpr size_t kTask = 4096;
+    const float scale = state->scale;
+#pragma omp parallel if (count > kTask)
+    {
+        Tally tally;
+#pragma omp for schedule(static)
+        for (size_t begin = 0; begin < count; begin += kTask) {
+            const size_t n = std::min(kTask, count - begin);
+            float values[kTask];
+            e4m3 cast[kTask];
+            for (size_t i = 0; i < n; i++) values[i] = to_float(master[begin + i]);
+            std::fill(values + n, values + kTask, 0.0f);  // zeros change no count
+            quantize_rows<e4m3>({cast, 0, nullptr, 0}, tally, values, 0, 1, kTask, scale, pass);
+            if (writes_fp8(pass)) std::memcpy(codes + begin, cast, n);
+        }
+        commit(state, tally, 0, pass);
+    }
+    commit(state, {}, count, pass);
+}
+
 template <class F8>
 void transpose_codes(const Grid&, F8* transposed, const F8* codes, int R, int C) {
     const size_t rows = static_cast<size_t>(R), columns = static_cast<size_t>(C);
@@ -253,6 +275,7 @@ void activation_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const
 
 LLMC_INSTANTIATE_BOTH(quantize_rows, e4m3, e5m2);
 LLMC_INSTANTIATE_BOTH(quantize, e4m3, e5m2);
+LLMC_INSTANTIATE_BOTH(quantize_flat, float, bf16);
 LLMC_INSTANTIATE_BOTH(transpose_codes, e4m3, e5m2);
 LLMC_INSTANTIATE_BOTH(gelu_backward_fp8, e4m3, e5m2);
 LLMC_INSTANTIATE_BOTH(swiglu_backward_fp8, e4m3, e5m2);

@@ -1,4 +1,4 @@
-// Loops that sum up columns of a matrix, in the order of column_sums.cuh, and squares of a gradient.
+// Loops that sum up columns of a matrix, in the order of column_sums.cuh, squares of a gradient, and checksums.
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/vectors.h"
 #include "llmc/kernels/instantiate.h"
@@ -85,7 +85,38 @@ void global_norm(const Grid& grid, double* partials, const T* grad, size_t n) {
     }
 }
 
+void add_partials(const Grid&, double* sum, const double* partials, size_t n) {
+    double sums[256] = {};
+    add_in_turn(sums, n, [=](size_t i) { return partials[i]; });
+    *sum = tree_sum(sums);
+}
+
+static LLMC_INLINE uint64_t mix(uint64_t word, size_t place) { return mix64(word + (place + 1) * kGolden64); }
+
+void checksum(const Grid&, uint64_t* sum, const uint8_t* data, size_t bytes) {
+    const size_t whole = bytes / 8;
+    uint64_t total = 0;
+#pragma omp parallel for schedule(static) reduction(+ : total) if (whole > 16384)
+    for (size_t i = 0; i < whole; i++) {
+        uint64_t word;
+        std::memcpy(&word, data + i * 8, 8);
+        total += mix(word, i);
+    }
+    uint64_t last = 0;
+    std::memcpy(&last, data + whole * 8, bytes % 8);
+    *sum += bytes % 8 != 0 ? total + mix(last, whole) : total;
+}
+
+template <class T>
+void checksum_values(const Grid&, uint64_t* sum, const T* values, uint64_t key, size_t first, size_t n) {
+    uint64_t total = 0;
+#pragma omp parallel for schedule(static) reduction(+ : total) if (n > 16384)
+    for (size_t i = 0; i < n; i++) total += mix(key + float_bits(to_float(values[i])), first + i);
+    *sum += total;
+}
+
 LLMC_INSTANTIATE_BOTH(global_norm, float, bf16);
+LLMC_INSTANTIATE_BOTH(checksum_values, float, bf16);
 LLMC_INSTANTIATE_BOTH(bias_gradient, float, bf16);
 LLMC_INSTANTIATE_BOTH(gelu_backward, float, bf16);
 

@@ -180,6 +180,12 @@ LLMC_INLINE T tree_sum(T (&values)[N]) {
         for (size_t i = 0; i < half; i++) values[i] += values[i + half];
     return values[0];
 }
+// Adds value(i) to sums[i % N] for each i below `count`, as N threads of a block do that take every N-th value.
+template <class T, size_t N, class Value>
+LLMC_INLINE void add_in_turn(T (&sums)[N], size_t count, const Value& value) {
+    for (size_t first = 0; first < count; first += N)
+        for (size_t i = 0; i < std::min(N, count - first); i++) sums[i] += value(first + i);
+}
 
 // ---- activations ----------------------------------------------------------------------------------------------------
 
