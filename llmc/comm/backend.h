@@ -22,10 +22,6 @@ public:
     virtual int rank() const = 0;
     virtual int world() const = 0;
     virtual void all_gather(void* out, const void* in, size_t bytes) = 0;  // in place if in == out + rank * bytes
-    virtual void all_to_all(void* out, const void* in, size_t bytes) {
-        const std::vector<size_t> sizes(static_cast<size_t>(world()), bytes);
-        all_to_all_v(out, sizes, in, sizes);
-    }
     virtual void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,
                               const std::vector<size_t>& send) = 0;
     virtual void broadcast(void* data, size_t bytes, int root) = 0;
@@ -36,17 +32,16 @@ public:
 };
 
 // Element types of all_reduce.
-enum class ElementType { f32, f64, i32, u32, u64 };
+enum class ElementType { f32, f64, i32 };
 // Collectives on device memory for world > 1 and sizes > 0. `what` names the collective that a call is part of, for the
 // log.
 class Backend {
 public:
     virtual ~Backend() = default;
     virtual void all_gather(void* out, const void* in, size_t bytes, const char* what, stream_t stream) = 0;
-    virtual void all_to_all(void* out, const void* in, size_t bytes, const char* what, stream_t stream) = 0;
     // Sizes may be 0.
     virtual void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,
-                              const std::vector<size_t>& send, stream_t stream) = 0;
+                              const std::vector<size_t>& send, const char* what, stream_t stream) = 0;
     virtual void broadcast(void* data, size_t bytes, int root, stream_t stream) = 0;
     // Reductions in an order that the library chooses. Only NCCL has them; others throw.
     virtual void reduce_scatter(float*, const float*, size_t, stream_t) {

@@ -20,15 +20,11 @@ public:
         run(what, others() * bytes, out, world() * bytes, in, bytes, stream,
             [bytes](Transport& t, void* to, const void* from) { t.all_gather(to, from, bytes); });
     }
-    void all_to_all(void* out, const void* in, size_t bytes, const char* what, stream_t stream) override {
-        run(what, others() * bytes, out, world() * bytes, in, world() * bytes, stream,
-            [bytes](Transport& t, void* to, const void* from) { t.all_to_all(to, from, bytes); });
-    }
     void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in, const std::vector<size_t>& send,
-                      stream_t stream) override {
+                      const char* what, stream_t stream) override {
         const size_t received = std::accumulate(receive.begin(), receive.end(), size_t{0});
         const size_t sent = std::accumulate(send.begin(), send.end(), size_t{0});
-        run("all_to_all_v", sent - send[transport_->rank()], out, received, in, sent, stream,
+        run(what, sent - send[transport_->rank()], out, received, in, sent, stream,
             [receive, send](Transport& t, void* to, const void* from) { t.all_to_all_v(to, receive, from, send); });
     }
     void broadcast(void* data, size_t bytes, int root, stream_t stream) override {

@@ -33,10 +33,11 @@ void Comm::all_to_all(void* out, const void* in, size_t bytes, stream_t stream) 
     if (out == in && bytes) throw Error(ExitCode::failure, "all_to_all cannot work in place");
     s.count(s.traffic.all_to_all, s.others() * bytes);
     if (bytes == 0) return;
+    const std::vector<size_t> sizes(static_cast<size_t>(s.world), bytes);
     if (s.world == 1)
         copy_on_device(out, in, bytes, stream);
     else
-        s.device().all_to_all(out, in, bytes, "all_to_all", stream);
+        s.device().all_to_all_v(out, sizes, in, sizes, "all_to_all", stream);
 }
 
 void Comm::all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in, const std::vector<size_t>& send,
@@ -51,7 +52,7 @@ void Comm::all_to_all_v(void* out, const std::vector<size_t>& receive, const voi
     if (out == in && total) throw Error(ExitCode::failure, "all_to_all_v cannot work in place");
     s.count(s.traffic.all_to_all, total - send[me]);
     if (s.world > 1)
-        s.device().all_to_all_v(out, receive, in, send, stream);
+        s.device().all_to_all_v(out, receive, in, send, "all_to_all_v", stream);
     else if (total > 0)
         copy_on_device(out, in, total, stream);
 }
@@ -95,20 +96,21 @@ void Comm::reduce_scatter(float* out, const float* in, size_t count, Wire wire, 
         return;
     }
     s.refuse_group("a reduction in rank order");
+    const size_t ranks = static_cast<size_t>(s.world);
+    const std::vector<size_t> sizes(ranks, bytes);
     if (wire == Wire::fp32) {
         float* pieces = static_cast<float*>(workspace);
-        s.device().all_to_all(pieces, in, bytes, "reduce_scatter", stream);
+        s.device().all_to_all_v(pieces, sizes, in, sizes, "reduce_scatter", stream);
         sum_pieces(out, pieces, s.world, count, accumulate, stream);
         return;
     }
-    const size_t ranks = static_cast<size_t>(s.world);
     uint8_t* sent = static_cast<uint8_t*>(workspace);
     uint8_t* pieces = sent + aligned(bytes * ranks);
     if (wire == Wire::fp8)
         cast_pieces(sent, in, s.world, count, feedback, stream);
     else
         cast<bf16, float>(reinterpret_cast<bf16*>(sent), in, count * ranks, stream);
-    s.device().all_to_all(pieces, sent, bytes, "reduce_scatter", stream);
+    s.device().all_to_all_v(pieces, sizes, sent, sizes, "reduce_scatter", stream);
     if (wire == Wire::fp8)
         sum_fp8_pieces(out, pieces, s.world, count, accumulate, stream);
     else
@@ -120,8 +122,6 @@ static constexpr ElementType element_type() {
     if constexpr (std::is_same_v<T, float>) return ElementType::f32;
     if constexpr (std::is_same_v<T, double>) return ElementType::f64;
     if constexpr (std::is_same_v<T, int32_t>) return ElementType::i32;
-    if constexpr (std::is_same_v<T, uint32_t>) return ElementType::u32;
-    if constexpr (std::is_same_v<T, uint64_t>) return ElementType::u64;
 }
 
 template <class T>
@@ -148,13 +148,9 @@ void Comm::all_reduce(T* data, size_t count, ReduceOp op, void* workspace, strea
 template size_t Comm::all_reduce_workspace<float>(size_t) const;
 template size_t Comm::all_reduce_workspace<double>(size_t) const;
 template size_t Comm::all_reduce_workspace<int32_t>(size_t) const;
-template size_t Comm::all_reduce_workspace<uint32_t>(size_t) const;
-template size_t Comm::all_reduce_workspace<uint64_t>(size_t) const;
 template void Comm::all_reduce<float>(float*, size_t, ReduceOp, void*, stream_t) const;
 template void Comm::all_reduce<double>(double*, size_t, ReduceOp, void*, stream_t) const;
 template void Comm::all_reduce<int32_t>(int32_t*, size_t, ReduceOp, void*, stream_t) const;
-template void Comm::all_reduce<uint32_t>(uint32_t*, size_t, ReduceOp, void*, stream_t) const;
-template void Comm::all_reduce<uint64_t>(uint64_t*, size_t, ReduceOp, void*, stream_t) const;
 
 Comm::Group::Group(const Comm& comm) : comm_(comm), exceptions_(std::uncaught_exceptions()) {
     State& s = *comm_.state_;

@@ -82,7 +82,7 @@ public:
     // copy or an addition.
     void reduce_scatter(float* out, const float* in, size_t count, Wire wire, bool accumulate, void* workspace,
                         stream_t stream, const Feedback& feedback = {}) const;
-    // data (count) = its sum or maximum over the ranks, in place. T is float, double, int32_t, uint32_t or uint64_t.
+    // data (count) = its sum or maximum over the ranks, in place. T is float, double or int32_t.
     // Meant for scalars and short vectors such as amaxes; use reduce_scatter and all_gather for large data. A maximum
     // of floats must not see NaN, because it is undefined which rank's value survives: send such flags as integers.
     template <class T>

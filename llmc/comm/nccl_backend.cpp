@@ -84,7 +84,7 @@ private:
 };
 
 ncclDataType_t nccl_type(ElementType type) {
-    constexpr ncclDataType_t types[] = {ncclFloat32, ncclFloat64, ncclInt32, ncclUint32, ncclUint64};
+    constexpr ncclDataType_t types[] = {ncclFloat32, ncclFloat64, ncclInt32};
     return types[static_cast<size_t>(type)];
 }
 
@@ -144,13 +144,23 @@ public:
         issue(what, (world_ - 1) * bytes, stream,
               [&] { check(nccl_.AllGather(in, out, bytes, ncclUint8, comm_, stream), "ncclAllGather"); });
     }
-    void all_to_all(void* out, const void* in, size_t bytes, const char* what, stream_t stream) override {
-        const std::vector<size_t> sizes(world_, bytes);
-        exchange(what, out, sizes, in, sizes, stream);
-    }
+    // Sends each rank its piece. (ncclAlltoAll needs a newer NCCL than we require, and equal pieces.)
     void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in, const std::vector<size_t>& send,
-                      stream_t stream) override {
-        exchange("all_to_all_v", out, receive, in, send, stream);
+                      const char* what, stream_t stream) override {
+        const size_t sent = std::accumulate(send.begin(), send.end(), size_t{0}) - send[rank_];
+        issue(what, sent, stream, [&] {
+            check(nccl_.GroupStart(), "ncclGroupStart");
+            const char* from = static_cast<const char*>(in);
+            char* to = static_cast<char*>(out);
+            for (size_t r = 0; r < world_; r++) {
+                const int peer = static_cast<int>(r);
+                if (send[r]) check(nccl_.Send(from, send[r], ncclUint8, peer, comm_, stream), "ncclSend");
+                if (receive[r]) check(nccl_.Recv(to, receive[r], ncclUint8, peer, comm_, stream), "ncclRecv");
+                from += send[r];
+                to += receive[r];
+            }
+            check(nccl_.GroupEnd(), "ncclGroupEnd");
+        });
     }
     void broadcast(void* data, size_t bytes, int root, stream_t stream) override {
         issue("broadcast", static_cast<int>(rank_) == root ? (world_ - 1) * bytes : 0, stream,
@@ -162,7 +172,7 @@ public:
         });
     }
     void all_reduce(void* data, size_t count, ElementType type, ReduceOp op, stream_t stream) override {
-        const size_t bytes = count * (type == ElementType::u64 || type == ElementType::f64 ? 8 : 4);
+        const size_t bytes = count * (type == ElementType::f64 ? 8 : 4);
         issue("all_reduce", 2 * (world_ - 1) * bytes / world_, stream, [&] {
             check(nccl_.AllReduce(data, data, count, nccl_type(type), op == ReduceOp::sum ? ncclSum : ncclMax, comm_,
                                   stream),
@@ -194,25 +204,6 @@ private:
         std::shared_ptr<Marks::Pair> marks;
         stream_t stream;
     };
-
-    // Sends each rank its piece. (ncclAlltoAll needs a newer NCCL than we require, and equal pieces.)
-    void exchange(const char* what, void* out, const std::vector<size_t>& receive, const void* in,
-                  const std::vector<size_t>& send, stream_t stream) {
-        const size_t sent = std::accumulate(send.begin(), send.end(), size_t{0}) - send[rank_];
-        issue(what, sent, stream, [&] {
-            check(nccl_.GroupStart(), "ncclGroupStart");
-            const char* from = static_cast<const char*>(in);
-            char* to = static_cast<char*>(out);
-            for (size_t r = 0; r < world_; r++) {
-                const int peer = static_cast<int>(r);
-                if (send[r]) check(nccl_.Send(from, send[r], ncclUint8, peer, comm_, stream), "ncclSend");
-                if (receive[r]) check(nccl_.Recv(to, receive[r], ncclUint8, peer, comm_, stream), "ncclRecv");
-                from += send[r];
-                to += receive[r];
-            }
-            check(nccl_.GroupEnd(), "ncclGroupEnd");
-        });
-    }
 
     template <class Call>
     void issue(const char* what, size_t bytes, stream_t stream, Call call) {

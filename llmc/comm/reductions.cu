@@ -91,8 +91,6 @@ template void sum_pieces<bf16>(float*, const bf16*, int, size_t, bool, stream_t)
 template void reduce_pieces<float>(float*, const float*, int, size_t, ReduceOp, stream_t);
 template void reduce_pieces<double>(double*, const double*, int, size_t, ReduceOp, stream_t);
 template void reduce_pieces<int32_t>(int32_t*, const int32_t*, int, size_t, ReduceOp, stream_t);
-template void reduce_pieces<uint32_t>(uint32_t*, const uint32_t*, int, size_t, ReduceOp, stream_t);
-template void reduce_pieces<uint64_t>(uint64_t*, const uint64_t*, int, size_t, ReduceOp, stream_t);
 
 // In FP8 a warp casts a block of elements, each lane four of them.
 static_assert(Fp8Piece::kBlock == 32 * 4 && Fp8Piece::kBlock % 16 == 0);

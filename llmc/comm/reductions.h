@@ -19,7 +19,7 @@ enum class ReduceOp { sum, max };
 template <class T>
 void sum_pieces(float* out, const T* pieces, int world, size_t count, bool accumulate, stream_t stream);
 
-// The same for float, double, int32_t, uint32_t and uint64_t, as sum or maximum, computed in T itself.
+// The same for float, double and int32_t, as sum or maximum, computed in T itself.
 template <class T>
 void reduce_pieces(T* out, const T* pieces, int world, size_t count, ReduceOp op, stream_t stream);
 

@@ -48,15 +48,6 @@ public:
         if (in != own) std::memcpy(own, in, bytes);
         for (int s = 1; s < world_; s++) exchange(s, in, bytes, all + behind(s) * bytes, bytes);
     }
-    void all_to_all(void* out, const void* in, size_t bytes) override {
-        check_thread();
-        if (fits(bytes)) {
-            const int n = static_cast<int>(bytes);
-            LLMC_CHECK_MPI(MPI_Alltoall(in, n, MPI_BYTE, out, n, MPI_BYTE, comm_));
-            return;
-        }
-        Transport::all_to_all(out, in, bytes);
-    }
     // MPI's own MPI_Alltoallv takes counts and displacements as int, too small for these sizes.
     void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,
                       const std::vector<size_t>& send) override {

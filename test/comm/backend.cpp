@@ -14,8 +14,8 @@ class Broken final : public Backend {
 public:
     std::string problem;
     void all_gather(void*, const void*, size_t, const char*, stream_t) override {}
-    void all_to_all(void*, const void*, size_t, const char*, stream_t) override {}
-    void all_to_all_v(void*, const std::vector<size_t>&, const void*, const std::vector<size_t>&, stream_t) override {}
+    void all_to_all_v(void*, const std::vector<size_t>&, const void*, const std::vector<size_t>&, const char*,
+                      stream_t) override {}
     void broadcast(void*, size_t, int, stream_t) override {}
     std::string failure() override { return problem; }
 };

@@ -268,8 +268,7 @@ TEST_CASE("ranks: all_reduce") {
         for (const size_t count : odd_counts()) {
             CAPTURE(count);
             check_all_reduce<float>(comm, count);
-            check_all_reduce<uint32_t>(comm, count);
-            check_all_reduce<uint64_t>(comm, count);
+            check_all_reduce<double>(comm, count);
         }
         // Signed sums stay in range.
         DeviceArray<int32_t> data(std::vector<int32_t>{-5, comm.rank(), 1});

@@ -41,7 +41,7 @@ public:
           added_(std::vector<float>(count, 1.0f), stream_),
           added_in_fp8_(std::vector<float>(count, 1.0f), stream_),
           reduced_(values_of(comm_.rank(), 0, count), stream_),
-          largest_(std::vector<uint32_t>(count, static_cast<uint32_t>(comm_.rank()) + 7u), stream_),
+          largest_(std::vector<int32_t>(count, comm_.rank() + 7), stream_),
           workspace_(workspace_bytes(), stream_) {}
     Patterns(const Patterns&) = delete;
     Patterns& operator=(const Patterns&) = delete;
@@ -87,7 +87,7 @@ public:
         look("reduce_scatter in bf16, accumulating", added_, added);
         look("reduce_scatter in fp8, accumulating", added_in_fp8_, added);
         look("all_reduce", reduced_, reduced);
-        look("all_reduce of maxima", largest_, std::vector<uint32_t>(count_, static_cast<uint32_t>(world - 1) + 7u));
+        look("all_reduce of maxima", largest_, std::vector<int32_t>(count_, world + 6));
         return text.empty() ? "" : fmt::format("{} over {}: {}", name_, comm_.name(), text);
     }
 
@@ -120,7 +120,7 @@ private:
         return std::max({comm_.reduce_scatter_workspace(count_, Wire::fp32, false),
                          comm_.reduce_scatter_workspace(count_, Wire::bf16, true),
                          comm_.reduce_scatter_workspace(count_, Wire::fp8, true),
-                         comm_.all_reduce_workspace<float>(count_), comm_.all_reduce_workspace<uint32_t>(count_),
+                         comm_.all_reduce_workspace<float>(count_), comm_.all_reduce_workspace<int32_t>(count_),
                          size_t{1}});
     }
 
@@ -129,7 +129,7 @@ private:
     const size_t count_, world_;
     const OwnedStream stream_ = create_stream(StreamPriority::communication);
     GuardedArray<float> mine_, gathered_, exchanged_, uneven_, sent_, sum_, added_, added_in_fp8_, reduced_;
-    GuardedArray<uint32_t> largest_;
+    GuardedArray<int32_t> largest_;
     GuardedMemory workspace_;
 };
 
