@@ -118,7 +118,7 @@ std::vector<Result> gather(const std::vector<Result>& mine, const Comm& comm) {
     const std::vector<std::string> texts = gather_texts(comm, json_text(json));
     std::vector<Result> all;
     for (size_t rank = 0; rank < texts.size(); rank++)
-        for (const Json& item : parse_json<Json>(texts[rank])) {
+        for (const Json& item : parse_json(texts[rank])) {
             Result result{item[0], item[1], item[2], item[3]};
             if (comm.world() > 1 && !result.problem.empty())
                 result.problem = fmt::format("rank {}: {}", rank, result.problem);

@@ -37,7 +37,7 @@ ResultFile::ResultFile(const std::string& path, const ordered_json& header, cons
     std::string first = opening(header), line;
     std::vector<std::string> records;
     if (std::ifstream old(path); old && std::getline(old, line)) {
-        const ordered_json found = parse_json_or_null<ordered_json>(line + "]}");
+        const ordered_json found = parse_json_or_null(line + "]}");
         if (!found.contains("records")) refuse(path, "is not a file of results; name another");
         for (const std::string& field : same)
             if (found.value(field, ordered_json()) != header.value(field, ordered_json()))
@@ -48,7 +48,7 @@ ResultFile::ResultFile(const std::string& path, const ordered_json& header, cons
         continued_ = true;
         while (std::getline(old, line)) {
             if (!line.empty() && line.back() == ',') line.pop_back();
-            const ordered_json record = parse_json_or_null<ordered_json>(line);
+            const ordered_json record = parse_json_or_null(line);
             if (!record.contains("case")) break;
             if (keys_.insert(record["case"].get<std::string>()).second) records.push_back(line);
         }

@@ -45,7 +45,7 @@ CacheFile::CacheFile(const std::string& directory, const std::string& kind, cons
 
 Json CacheFile::load() const {
     try {
-        const Json json = path_.empty() ? Json() : read_json_or_null<Json>(path_, kCache);
+        const Json json = path_.empty() ? Json() : read_json_or_null(path_, kCache);
         if (json.at("identity") == *identity_ && json.at("entries").is_object()) return json["entries"];
     } catch (const std::exception&) {  // treated as missing; it will be written again
     }

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <thread>
 #include <utility>
@@ -70,18 +69,6 @@ Child::Child(const std::vector<std::string>& command, Pipes pipes, const std::st
     if (start_error_ != 0) pid_ = -1;
 }
 
-Child::Child(Child&& other) noexcept { *this = std::move(other); }
-
-Child& Child::operator=(Child&& other) noexcept {
-    std::swap(pid_, other.pid_);
-    std::swap(start_error_, other.start_error_);
-    std::swap(socket_, other.socket_);
-    std::swap(unread_, other.unread_);
-    std::swap(closed_, other.closed_);
-    std::swap(end_, other.end_);
-    return *this;
-}
-
 void Child::close_pipes() {
     if (socket_ >= 0) ::close(std::exchange(socket_, -1));
 }
@@ -113,20 +100,9 @@ std::optional<std::string> Child::wait(double seconds) {
     return end;
 }
 
-// Waits until the socket is ready for the event. Returns false if the deadline passes first.
-bool Child::wait_for(short event, double deadline) const {
-    for (;;) {
-        const double left = std::max(deadline - monotonic_seconds(), 0.0);
-        pollfd ready{socket_, event, 0};
-        const int found = ::poll(&ready, 1, static_cast<int>(std::ceil(1e3 * std::min(left, 1e6))));
-        if (found > 0) return true;
-        if (left == 0 || (found < 0 && errno != EINTR)) return false;
-    }
-}
-
 bool Child::write(const std::string& text, double deadline) {
     for (size_t sent = 0; sent < text.size();) {
-        if (!wait_for(POLLOUT, deadline)) return false;
+        if (!wait_for_event(socket_, POLLOUT, deadline)) return false;
         const ssize_t bytes = ::send(socket_, text.data() + sent, text.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (bytes < 0 && errno != EAGAIN && errno != EINTR) return false;
         sent += static_cast<size_t>(std::max<ssize_t>(bytes, 0));
@@ -137,7 +113,7 @@ bool Child::write(const std::string& text, double deadline) {
 // Reads more output. Returns false at its end, or if the deadline passes first.
 bool Child::receive(double deadline) {
     char buffer[1 << 16];
-    while (!closed_ && wait_for(POLLIN, deadline)) {
+    while (!closed_ && wait_for_event(socket_, POLLIN, deadline)) {
         const ssize_t bytes = ::recv(socket_, buffer, sizeof buffer, MSG_DONTWAIT);
         if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) continue;
         if (bytes > 0) unread_.append(buffer, static_cast<size_t>(bytes));

@@ -30,8 +30,7 @@ public:
     Child(const std::vector<std::string>& command, Pipes pipes, const std::string& directory = "");
     // Closes the pipes: a child that reads its input ends by itself, even if this process is killed. Does not wait.
     ~Child() { close_pipes(); }
-    Child(Child&& other) noexcept;
-    Child& operator=(Child&& other) noexcept;
+    Child(Child&&) = delete;
 
     int start_error() const { return start_error_; }  // errno if the child could not be started, else 0
     void close_pipes();
@@ -50,7 +49,6 @@ public:
     bool read_all(std::string& text, double deadline);   // up to the end of the output
 
 private:
-    bool wait_for(short event, double deadline) const;
     bool receive(double deadline);
 
     pid_t pid_ = -1;

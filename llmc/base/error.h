@@ -34,11 +34,16 @@ private:
     ExitCode code_;
 };
 
-// Throws an error about flags or configuration.
+// Throw an error about flags or configuration, and about data.
 [[noreturn]] inline void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
 template <class First, class... Rest>
 [[noreturn]] void refuse(fmt::format_string<First, Rest...> format, First&& first, Rest&&... rest) {
     throw Error(ExitCode::bad_flags, format, std::forward<First>(first), std::forward<Rest>(rest)...);
+}
+[[noreturn]] inline void refuse_data(const std::string& message) { throw Error(ExitCode::bad_data, message); }
+template <class First, class... Rest>
+[[noreturn]] void refuse_data(fmt::format_string<First, Rest...> format, First&& first, Rest&&... rest) {
+    throw Error(ExitCode::bad_data, format, std::forward<First>(first), std::forward<Rest>(rest)...);
 }
 
 }  // namespace llmc

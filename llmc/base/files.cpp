@@ -3,16 +3,20 @@
 #include "llmc/base/files.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <string_view>
+
+#include "llmc/base/clock.h"
 
 namespace llmc {
 
@@ -212,6 +216,16 @@ std::string read_input(const std::string& path, const InputKind& kind) {
     std::string content(file.bytes(), '\0');
     content.resize(file.read_at(0, content.data(), content.size()));
     return content;
+}
+
+bool wait_for_event(int fd, short events, double deadline) {
+    for (;;) {
+        const double left = std::max(deadline - monotonic_seconds(), 0.0);
+        pollfd ready{fd, events, 0};
+        const int found = ::poll(&ready, 1, static_cast<int>(std::ceil(1e3 * std::min(left, 1e6))));
+        if (found > 0) return true;
+        if (left == 0 || (found < 0 && errno != EINTR)) return false;
+    }
 }
 
 ssize_t pread_fully(int fd, void* to, size_t bytes, uint64_t offset) {

@@ -138,6 +138,10 @@ private:
 // The whole content of an InputFile.
 std::string read_input(const std::string& path, const InputKind& kind);
 
+// Waits until a descriptor is ready for `events` of poll(). Returns false if the deadline, a time of
+// monotonic_seconds(), passes first.
+bool wait_for_event(int fd, short events, double deadline);
+
 // Repeats pread() until it has read `bytes` bytes or the file ends. Returns the number read, or -1 with errno set.
 ssize_t pread_fully(int fd, void* to, size_t bytes, uint64_t offset);
 

@@ -27,20 +27,19 @@ namespace {
 
 // Builds a value from the parser's events. nlohmann's own parser can limit depth and refuse repeated names only with a
 // callback, and then it searches the whole surrounding object after each value, which takes quadratic time.
-template <class AnyJson>
-class Builder final : public nlohmann::json_sax<AnyJson> {
+class Builder final : public nlohmann::json_sax<Json> {
 public:
-    AnyJson take() { return std::move(result_); }
+    Json take() { return std::move(result_); }
 
     bool null() override { return add(nullptr); }
     bool boolean(bool value) override { return add(value); }
-    bool number_integer(typename AnyJson::number_integer_t value) override { return add(value); }
-    bool number_unsigned(typename AnyJson::number_unsigned_t value) override { return add(value); }
-    bool number_float(typename AnyJson::number_float_t value, const std::string&) override { return add(value); }
+    bool number_integer(Json::number_integer_t value) override { return add(value); }
+    bool number_unsigned(Json::number_unsigned_t value) override { return add(value); }
+    bool number_float(Json::number_float_t value, const std::string&) override { return add(value); }
     bool string(std::string& value) override { return add(std::move(value)); }
-    bool binary(typename AnyJson::binary_t&) override { return false; }  // JSON text has no binary values
-    bool start_object(size_t) override { return open(AnyJson::object()); }
-    bool start_array(size_t) override { return open(AnyJson::array()); }
+    bool binary(Json::binary_t&) override { return false; }  // JSON text has no binary values
+    bool start_object(size_t) override { return open(Json::object()); }
+    bool start_array(size_t) override { return open(Json::array()); }
     bool end_object() override { return close(); }
     bool end_array() override { return close(); }
     bool key(std::string& name) override {
@@ -59,79 +58,60 @@ public:
 private:
     // An object or array whose end is still to come.
     struct Container {
-        AnyJson value;
+        Json value;
         std::string name;                       // the name of the object's next value
         std::unordered_set<std::string> names;  // the names in the object so far
     };
 
-    bool open(AnyJson&& empty) {
+    bool open(Json&& empty) {
         if (open_.size() >= kDeepestJson)
             throw JsonError(fmt::format("it is nested deeper than {} levels", kDeepestJson));
         open_.push_back({std::move(empty), {}, {}});
         return true;
     }
     bool close() {
-        AnyJson value = std::move(open_.back().value);
+        Json value = std::move(open_.back().value);
         open_.pop_back();
         return add(std::move(value));
     }
-    bool add(AnyJson&& value) {
+    bool add(Json&& value) {
         if (open_.empty()) {
             result_ = std::move(value);
         } else if (Container& into = open_.back(); into.value.is_array()) {
             into.value.push_back(std::move(value));
         } else {
-            append(into.value.template get_ref<typename AnyJson::object_t&>(), std::move(into.name), std::move(value));
+            // ordered_map::emplace() would search for the name, which key() knows to be new. Its base is a std::vector.
+            into.value.get_ref<Json::object_t&>().emplace_back(std::move(into.name), std::move(value));
         }
         return true;
     }
-    static void append(nlohmann::json::object_t& object, std::string&& name, AnyJson&& value) {
-        object.emplace(std::move(name), std::move(value));
-    }
-    // ordered_map::emplace() would search for the name, which key() knows to be new. Its base is a std::vector.
-    static void append(Json::object_t& object, std::string&& name, AnyJson&& value) {
-        object.emplace_back(std::move(name), std::move(value));
-    }
 
-    AnyJson result_;
+    Json result_;
     std::vector<Container> open_;
 };
 
 }  // namespace
 
-template <class AnyJson>
-AnyJson parse_json(std::string_view text) {
-    Builder<AnyJson> builder;
-    AnyJson::sax_parse(text, &builder);
+Json parse_json(std::string_view text) {
+    Builder builder;
+    Json::sax_parse(text, &builder);
     return builder.take();
 }
 
-template <class AnyJson>
-AnyJson parse_json_or_null(std::string_view text) {
+Json parse_json_or_null(std::string_view text) {
     try {
-        return parse_json<AnyJson>(text);
+        return parse_json(text);
     } catch (const JsonError&) {
         return nullptr;
     }
 }
 
-template <class AnyJson>
-AnyJson read_json_or_null(const std::string& path, const InputKind& kind) {
-    return path_exists(path) ? parse_json_or_null<AnyJson>(read_input(path, kind)) : AnyJson();
+Json read_json_or_null(const std::string& path, const InputKind& kind) {
+    return path_exists(path) ? parse_json_or_null(read_input(path, kind)) : Json();
 }
 
-template <class AnyJson>
-std::string json_text(const AnyJson& json, int indent) {
-    return json.dump(indent, ' ', false, AnyJson::error_handler_t::replace);
+std::string json_text(const Json& json, int indent) {
+    return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
-
-template nlohmann::json parse_json(std::string_view);
-template Json parse_json(std::string_view);
-template nlohmann::json parse_json_or_null(std::string_view);
-template Json parse_json_or_null(std::string_view);
-template nlohmann::json read_json_or_null(const std::string&, const InputKind&);
-template Json read_json_or_null(const std::string&, const InputKind&);
-template std::string json_text(const nlohmann::json&, int);
-template std::string json_text(const Json&, int);
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// JSON from text and to text. Values are nlohmann's own types. Its parser and printer take long to compile, so only
+// JSON from text and to text. Values are of nlohmann's own type. Its parser and printer take long to compile, so only
 // json.cpp includes them.
 #pragma once
 #include <cstdint>
@@ -44,20 +44,15 @@ private:
 
 constexpr int kDeepestJson = 64;  // levels; limited because copying a value recurses
 
-// AnyJson is Json, or nlohmann::json, which sorts the names of an object.
 // Throws JsonError if the text is not JSON, is nested deeper than kDeepestJson, or repeats a name in an object (the
-// first value would be lost). Takes time in proportion to the text (n log n for nlohmann::json).
-template <class AnyJson>
-AnyJson parse_json(std::string_view text);
-template <class AnyJson>
-AnyJson parse_json_or_null(std::string_view text);  // null if parse_json() would throw
+// first value would be lost). Takes time in proportion to the text.
+Json parse_json(std::string_view text);
+Json parse_json_or_null(std::string_view text);  // null if parse_json() would throw
 // The JSON in a file, or null if the file does not exist or is not JSON. Throws if the path is not a regular file.
-template <class AnyJson>
-AnyJson read_json_or_null(const std::string& path, const InputKind& kind);
+Json read_json_or_null(const std::string& path, const InputKind& kind);
 
 // Prints on one line, or with `indent` spaces per level. Bytes that are not UTF-8, which paths and prompts may contain,
 // become U+FFFD.
-template <class AnyJson>
-std::string json_text(const AnyJson& json, int indent = -1);
+std::string json_text(const Json& json, int indent = -1);
 
 }  // namespace llmc

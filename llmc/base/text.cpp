@@ -152,6 +152,10 @@ bool contains(const std::vector<std::string>& words, const std::string& word) {
     return std::find(words.begin(), words.end(), word) != words.end();
 }
 
+bool is_digits(std::string_view text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
 std::string pattern_of(const std::vector<std::string>& words) {
     std::string begin = words.at(0);
     for (const std::string& word : words)

@@ -37,9 +37,6 @@ static void remove_link(FileCalls& calls, const std::string& path) {
     if (calls.unlink(path.c_str()) != 0 && errno != ENOENT) fail_to_write(path, "delete the link");
 }
 
-static bool is_digits(const std::string& text) {
-    return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-}
 static bool is_written_by_saves(const std::string& name) {
     if (name == kManifestName || name == std::string(kManifestName) + ".tmp") return true;
     constexpr std::string_view before = "rank_", after = ".safetensors";

@@ -40,14 +40,8 @@ Json hf_config(const ModelConfig& config, const HfFormat& format) {
     return json;
 }
 
-void write_config(const std::string& folder, const ModelConfig& model, const HfFormat& format) {
-    write_synced(system_calls(), folder + "config.json", json_text(hf_config(model, format), 2) + "\n");
-}
-
-void write_generation_config(const std::string& folder, const Json& config) {
-    if (config.at("eos_token_id").is_null()) return;
-    const Json json{{"bos_token_id", config.at("bos_token_id")}, {"eos_token_id", config.at("eos_token_id")}};
-    write_synced(system_calls(), folder + "generation_config.json", json_text(json, 2) + "\n");
+void write_json(const std::string& path, const Json& json) {
+    write_synced(system_calls(), path, json_text(json, 2) + "\n");
 }
 
 struct Entry {
@@ -146,7 +140,7 @@ void write_index(const std::string& folder, const std::vector<std::vector<Entry>
             total += entry.bytes();
         }
     index["metadata"]["total_size"] = total;
-    write_synced(system_calls(), folder + "model.safetensors.index.json", json_text(index, 2) + "\n");
+    write_json(folder + "model.safetensors.index.json", index);
 }
 
 }  // namespace
@@ -154,8 +148,7 @@ void write_index(const std::string& folder, const std::vector<std::vector<Entry>
 void export_hf(const std::string& path, const ModelConfig& model, int end_token, const FetchTensor& fetch) {
     require_numbers(path, model);
     write_file(path, entries(model, StateFormat::fp32), StateFormat::fp32, fetch);
-    const size_t slash = path.rfind('/');
-    write_config(slash == std::string::npos ? "" : path.substr(0, slash + 1), model, {StateFormat::fp32, end_token});
+    write_json(path.substr(0, path.rfind('/') + 1) + "config.json", hf_config(model, {StateFormat::fp32, end_token}));
 }
 
 void export_hf_directory(const std::string& directory, const ModelConfig& model, const HfFormat& format,
@@ -170,8 +163,9 @@ void export_hf_directory(const std::string& directory, const ModelConfig& model,
         write_file(folder + names.back(), shards[i], format.type, fetch);
     }
     if (shards.size() > 1) write_index(folder, shards, names);
-    write_generation_config(folder, hf_config(model, format));
-    write_config(folder, model, format);
+    const Json config = hf_config(model, format), begin = config.at("bos_token_id"), end = config.at("eos_token_id");
+    if (!end.is_null()) write_json(folder + "generation_config.json", {{"bos_token_id", begin}, {"eos_token_id", end}});
+    write_json(folder + "config.json", config);
 }
 
 }  // namespace llmc

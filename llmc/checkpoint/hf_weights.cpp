@@ -21,7 +21,7 @@ constexpr InputKind kIndexFile = {"index of weights", "a Hugging Face directory"
 // Reads an index: {tensor: file name}.
 static std::map<std::string, std::string> read_index(const std::string& path) {
     const std::string content = read_input(path, kIndexFile);
-    const nlohmann::json index = parse_json_or_null<nlohmann::json>(content);
+    const Json index = parse_json_or_null(content);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
         refuse_file(path, "is not an index of weights: a JSON object with weight_map is needed");
     std::map<std::string, std::string> files;
@@ -242,9 +242,9 @@ HfWeights::HfWeights(const std::string& path, const ModelConfig* expected)
 int HfWeights::token_id(const char* key) const {
     if (files_.config_path().empty()) return -1;
     constexpr InputKind kind = {"model file", "the config.json of a Hugging Face model", ExitCode::checkpoint, 16};
-    const auto config = read_json_or_null<nlohmann::json>(files_.config_path(), kind);
-    nlohmann::json id = config.is_object() ? config.value(key, nlohmann::json()) : nlohmann::json();
-    if (id.is_array() && !id.empty()) id = nlohmann::json(id[0]);  // chat models have several
+    const Json config = read_json_or_null(files_.config_path(), kind);
+    Json id = config.is_object() ? config.value(key, Json()) : Json();
+    if (id.is_array() && !id.empty()) id = Json(id[0]);  // chat models have several
     return id.is_number_unsigned() && id < model_.vocab ? id.get<int>() : -1;
 }
 

@@ -290,7 +290,7 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
 
     Json json;
     try {
-        json = parse_json<Json>(body);
+        json = parse_json(body);
     } catch (const JsonError& error) {
         parser.fail("is not valid JSON ({})", error.what());
     }

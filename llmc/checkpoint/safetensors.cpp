@@ -17,8 +17,6 @@ namespace llmc {
 
 static_assert(std::endian::native == std::endian::little, "tensors are read and written in the file's byte order");
 
-using HeaderJson = nlohmann::json;
-
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 const char* const kMetadataKey = "__metadata__";
@@ -34,20 +32,19 @@ static bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes
     return true;
 }
 
-static uint64_t unsigned_field(const std::string& path, const std::string& name, const char* field,
-                               const HeaderJson& value) {
+static uint64_t unsigned_field(const std::string& path, const std::string& name, const char* field, const Json& value) {
     if (!value.is_number_unsigned())
         refuse_file(path, "tensor {}: {} holds {}, which is not a whole number >= 0", name, field, json_text(value));
     return value.get<uint64_t>();
 }
 
-static TensorInfo parse_tensor(const std::string& path, const std::string& name, const HeaderJson& entry) {
+static TensorInfo parse_tensor(const std::string& path, const std::string& name, const Json& entry) {
     const bool complete = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() &&
                           entry.contains("shape") && entry["shape"].is_array() && entry.contains("data_offsets") &&
                           entry["data_offsets"].is_array() && entry["data_offsets"].size() == 2;
     if (!complete) refuse_file(path, "tensor {} lacks a proper dtype, shape or data_offsets in the header", name);
     TensorInfo tensor{name, entry["dtype"].get<std::string>(), {}, 0, 0};
-    for (const HeaderJson& extent : entry["shape"]) {
+    for (const Json& extent : entry["shape"]) {
         const uint64_t value = unsigned_field(path, name, "shape", extent);
         if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
             refuse_file(path, "tensor {}: shape holds {}, which is too large", name, json_text(extent));
@@ -75,8 +72,6 @@ static void check_tensor(const std::string& path, const TensorInfo& tensor, uint
         refuse_file(path, "tensor {} of shape {} and dtype {} needs {} bytes, its offsets give {}", name, shape,
                     tensor.dtype, needed, tensor.bytes());
 }
-
-static float float_from_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
 static float float_from_f16(uint16_t bits) {
     const int exponent = (bits >> 10) & 31;
@@ -136,9 +131,9 @@ std::string SafetensorsFile::read_header() {
 }
 
 void SafetensorsFile::parse_header(const std::string& header) {
-    HeaderJson root;
+    Json root;
     try {
-        root = parse_json<HeaderJson>(header);
+        root = parse_json(header);
     } catch (const JsonError& error) {
         refuse_file(path_, "its header is not valid JSON ({})", error.what());
     }
@@ -200,26 +195,24 @@ void SafetensorsFile::read_range(const std::string& name, uint64_t offset, void*
 
 std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
     const TensorInfo& tensor = info(name);
-    const size_t count = static_cast<size_t>(tensor.elements());
-    std::vector<float> values(count);
-    if (tensor.dtype == "F32") {
-        read(name, values.data(), count * sizeof(float));
-    } else if (tensor.dtype == "F64") {
-        std::vector<double> wide(count);
-        read(name, wide.data(), count * sizeof(double));
-        std::transform(wide.begin(), wide.end(), values.begin(), [](double v) { return static_cast<float>(v); });
-    } else if (tensor.dtype == "BF16" || tensor.dtype == "F16") {
-        std::vector<uint16_t> bits(count);
-        read(name, bits.data(), count * sizeof(uint16_t));
-        std::transform(bits.begin(), bits.end(), values.begin(),
-                       tensor.dtype == "BF16" ? float_from_bf16 : float_from_f16);
-    } else if (tensor.dtype == "F8_E4M3") {
-        std::vector<e4m3> codes(count);
-        read(name, codes.data(), count);
-        std::transform(codes.begin(), codes.end(), values.begin(), [](e4m3 code) { return to_float(code); });
-    } else {
+    std::vector<float> values(static_cast<size_t>(tensor.elements()));
+    const auto read_as = [&]<class T>(float (*to_float)(T)) {
+        std::vector<T> stored(values.size());
+        read(name, stored.data(), stored.size() * sizeof(T));
+        std::transform(stored.begin(), stored.end(), values.begin(), to_float);
+    };
+    if (tensor.dtype == "F32")
+        read(name, values.data(), values.size() * sizeof(float));
+    else if (tensor.dtype == "F64")
+        read_as(+[](double value) { return static_cast<float>(value); });
+    else if (tensor.dtype == "BF16")
+        read_as(+[](bf16 value) { return to_float(value); });
+    else if (tensor.dtype == "F16")
+        read_as(float_from_f16);
+    else if (tensor.dtype == "F8_E4M3")
+        read_as(+[](e4m3 code) { return to_float(code); });
+    else
         refuse_file(path_, "tensor {} has dtype {}; F32, BF16, F16, F64 or F8_E4M3 is needed here", name, tensor.dtype);
-    }
     return values;
 }
 
@@ -266,7 +259,7 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
     std::string header;
     try {
         header = root.dump();  // unlike json_text(), this throws
-    } catch (const HeaderJson::exception& error) {
+    } catch (const Json::exception& error) {
         refuse_file(path, "cannot write its header: a name or metadata text is not UTF-8 ({})", error.what());
     }
     header.resize((header.size() + 7) / 8 * 8, ' ');

@@ -87,7 +87,7 @@ std::optional<SaveOutcome> CheckpointSaver::end_of_writing() {
         return outcome(failure);
     }
     for (const std::string& text : gather_texts(comm_, json_text(state_file_json(file_))))
-        add_state_file(job_.manifest, unfinished_path(directory_, step), parse_json<Json>(text));
+        add_state_file(job_.manifest, unfinished_path(directory_, step), parse_json(text));
     phase_ = Phase::committing;
     if (!comm_.is_main()) return std::nullopt;
     prune_problem_.clear();

@@ -89,7 +89,7 @@ static ModelConfig model_of(const CheckpointReader& reader) {
     };
     ModelConfig model;
     if (run.contains("model")) {
-        model = described_by([&] { return model_from_json(nlohmann::json(run["model"]), reader.directory()); });
+        model = described_by([&] { return model_from_json(run["model"], reader.directory()); });
     } else {  // the model is GPT-2, and the run's flags describe it
         model.layers = number("layers");
         model.heads = number("heads");

@@ -59,27 +59,32 @@ std::string broadcast_text(const Comm& comm, const std::string& text) {
     return received;
 }
 
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+    std::istringstream lines_a(a), lines_b(b);
+    std::string line_a, line_b;
+    do {
+        if (!std::getline(lines_a, line_a)) line_a.clear();
+        if (!std::getline(lines_b, line_b)) line_b.clear();
+    } while (line_a == line_b && (lines_a || lines_b));
+    return {line_a, line_b};
+}
+
 void require_same_inputs(const Comm& comm, const InputFingerprints& mine) {
     std::string text;
     for (const auto& [name, fingerprint] : mine) text += fmt::format("{:016x} {}\n", fingerprint, name);
     const std::vector<std::string> texts = gather_texts(comm, text);
     const auto other = std::find_if(texts.begin(), texts.end(), [&](const std::string& t) { return t != texts[0]; });
     if (other == texts.end()) return;
-    std::istringstream first(texts[0]), second(*other);
-    std::string a, b;
-    do {
-        if (!std::getline(first, a)) a.clear();
-        if (!std::getline(second, b)) b.clear();
-    } while (a == b && !a.empty());
+    auto [a, b] = first_difference(texts[0], *other);
     a = peer_text(a.data(), a.size());
     b = peer_text(b.data(), b.size());
     const int rank = static_cast<int>(other - texts.begin());
     const std::string& line = b.empty() ? a : b;  // this rank may have found no such file
-    throw Error(ExitCode::bad_data,
-                "rank {} on {} has read another {} than rank 0 (their fingerprints are {} and {}); give all ranks the "
-                "same files",
-                rank, comm.host(rank), line.size() > 17 ? line.substr(17) : "input",
-                b.empty() ? "none" : b.substr(0, 16), a.empty() ? "none" : a.substr(0, 16));
+    refuse_data(
+        "rank {} on {} has read another {} than rank 0 (their fingerprints are {} and {}); give all ranks the "
+        "same files",
+        rank, comm.host(rank), line.size() > 17 ? line.substr(17) : "input", b.empty() ? "none" : b.substr(0, 16),
+        a.empty() ? "none" : a.substr(0, 16));
 }
 
 Failure first_failure(const Comm& comm, const Failure& mine) {

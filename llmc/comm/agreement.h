@@ -18,6 +18,9 @@ std::vector<std::string> describe_ranks(const Comm& comm);
 // Returns rank 0's text on every rank.
 std::string broadcast_text(const Comm& comm, const std::string& text);
 
+// The first line in which two texts differ, of each text; "" for a line that is missing. Not a collective.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b);
+
 // The inputs of a rank by name ("training set 'x.bin'"), with fingerprints of their content.
 using InputFingerprints = std::vector<std::pair<std::string, uint64_t>>;
 // Throws the same Error(bad_data) on every rank unless all ranks have read the same. The message names the first input

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <sstream>
 
 #include "llmc/comm/agreement.h"
 #include "llmc/comm/comm_state.h"
@@ -46,12 +45,6 @@ bool same_text(const char (&a)[N], const char (&b)[N]) {
 }
 
 }  // namespace
-
-std::string host_name() {
-    char name[256] = "";
-    gethostname(name, sizeof name - 1);
-    return name;
-}
 
 Machine find_machine(Transport& transport) {
     const Identity mine = own_identity();
@@ -208,23 +201,15 @@ std::string peer_text(const char* data, size_t capacity) {
     return text;
 }
 
-// The first line in which two texts differ: "'a' against 'b'". A missing line counts as empty.
-static std::string first_difference(const std::string& a, const std::string& b) {
-    std::istringstream lines_a(a), lines_b(b);
-    std::string line_a, line_b;
-    do {
-        if (!std::getline(lines_a, line_a)) line_a.clear();
-        if (!std::getline(lines_b, line_b)) line_b.clear();
-    } while (line_a == line_b && (lines_a || lines_b));
-    return fmt::format("'{}' against '{}'", line_a.substr(0, 200), line_b.substr(0, 200));
-}
-
 void Comm::require_equal(const std::string& what, const std::string& text) const {
     if (world() == 1) return;
     const std::string reference = broadcast_text(*this, text);
-    const std::string mine = text == reference ? ""
-                                               : fmt::format("rank {} on {} has another {} than rank 0: {}", rank(),
-                                                             host(rank()), what, first_difference(text, reference));
+    std::string mine;
+    if (text != reference) {
+        const auto [here, there] = first_difference(text, reference);
+        mine = fmt::format("rank {} on {} has another {} than rank 0: '{}' against '{}'", rank(), host(rank()), what,
+                           here.substr(0, 200), there.substr(0, 200));
+    }
     std::vector<std::string> differences = gather_texts(*this, mine);
     std::erase(differences, "");
     if (differences.empty()) return;

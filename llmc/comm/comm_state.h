@@ -14,9 +14,6 @@
 
 namespace llmc {
 
-// The name of this machine.
-std::string host_name();
-
 struct Machine {
     int rank = 0, ranks = 1;                         // this rank's index among the ranks of the machine; their number
     std::vector<std::string> hosts = {host_name()};  // the machine of every rank of the communicator, by its name

@@ -1,6 +1,8 @@
 // Reads the launchers' environment variables and chooses the transport.
 #include "llmc/comm/launch.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <optional>
 
@@ -86,6 +88,12 @@ std::string read_secret(const std::string& launcher, const Environment& e) {
 }
 
 }  // namespace
+
+std::string host_name() {
+    char name[256] = "";
+    gethostname(name, sizeof name - 1);
+    return name;
+}
 
 LaunchInfo launch_environment(const std::function<const char*(const char*)>& get) {
     const Environment e(get);

@@ -1,6 +1,7 @@
 // The last collectives of this process, which the watchdog prints when nothing moves. The main thread writes the log;
 // any thread may read it.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -49,10 +50,7 @@ public:
     // Asks for the progress of the oldest unfinished operations, at most `most` of them. If the device does not answer,
     // only the caller waits.
     void look(size_t most = kAll);
-    void set_step(int64_t step) {
-        const std::lock_guard lock(mutex_);
-        step_ = step;
-    }
+    void set_step(int64_t step) { step_ = step; }
 
     OperationEntry last() const {
         const std::lock_guard lock(mutex_);
@@ -63,25 +61,13 @@ public:
     // and has not begun. Its sequence is 0 if there is none. Call look() first.
     OperationEntry unfinished() const;
     // When an operation last began or ended; 0 for never.
-    double last_activity() const {
-        const std::lock_guard lock(mutex_);
-        return last_activity_;
-    }
+    double last_activity() const { return last_activity_; }
     // Seconds from begin() to end() of all operations that blocked the calling thread; excludes those on a device.
-    double blocked_seconds() const {
-        const std::lock_guard lock(mutex_);
-        return blocked_;
-    }
+    double blocked_seconds() const { return blocked_; }
 
     // From here on a rank that leaves is no failure.
-    void set_finishing() {
-        const std::lock_guard lock(mutex_);
-        finishing_ = true;
-    }
-    bool finishing() const {
-        const std::lock_guard lock(mutex_);
-        return finishing_;
-    }
+    void set_finishing() { finishing_ = true; }
+    bool finishing() const { return finishing_; }
 
 private:
     // An unfinished operation on a device.
@@ -96,9 +82,9 @@ private:
     OperationEntry ring_[kKept];
     std::deque<Pending> pending_;  // oldest first
     uint64_t count_ = 0;
-    int64_t step_ = 0;
-    double last_activity_ = 0, blocked_ = 0;
-    bool finishing_ = false;
+    std::atomic<int64_t> step_ = 0;
+    std::atomic<double> last_activity_ = 0, blocked_ = 0;
+    std::atomic<bool> finishing_ = false;
 };
 
 }  // namespace llmc

@@ -28,9 +28,8 @@ public:
 
     // False if the peer is gone; error() says why.
     [[nodiscard]] bool send(const void* data, size_t bytes);
-    [[nodiscard]] bool receive(void* data, size_t bytes);
-    // The same, but also false if the deadline passes before everything has arrived.
-    [[nodiscard]] bool receive_until(double deadline, void* data, size_t bytes);
+    // Also false if the deadline passes before everything has arrived.
+    [[nodiscard]] bool receive(void* data, size_t bytes, double deadline = kForever);
     // Takes the bytes that have already arrived, at most `bytes`. Returns their number, or -1 if the peer is gone.
     ptrdiff_t receive_available(void* data, size_t bytes);
     // Sends as much as fits into the socket's buffer: for the last message to a peer that may no longer read.

@@ -232,7 +232,7 @@ private:
 // Returns "" if this process is welcome, else why the connection did not help. Throws if rank 0 refuses it.
 std::string introduce(TcpSocket& socket, int rank, const TcpMeeting& meeting, double deadline) {
     Challenge challenge;
-    if (!socket.receive_until(deadline, &challenge, sizeof challenge))
+    if (!socket.receive(&challenge, sizeof challenge, deadline))
         return "a program that listens there does not answer like rank 0: " + socket.error();
     if (std::memcmp(challenge.magic, kMagic, sizeof kMagic) != 0) return "another program listens there";
     Hello hello = {};
@@ -242,7 +242,7 @@ std::string introduce(TcpSocket& socket, int rank, const TcpMeeting& meeting, do
     std::snprintf(hello.program, sizeof hello.program, "%s", meeting.program.c_str());
     prove(hello, meeting.secret, challenge);
     Verdict verdict;
-    if (!socket.send(&hello, sizeof hello) || !socket.receive_until(deadline, &verdict, sizeof verdict))
+    if (!socket.send(&hello, sizeof hello) || !socket.receive(&verdict, sizeof verdict, deadline))
         return socket.error();
     const std::string refusal = peer_text(verdict.refusal, sizeof verdict.refusal);
     if (!refusal.empty())

@@ -18,23 +18,12 @@
 #include <utility>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/error.h"
+#include "llmc/base/files.h"
+#include "llmc/comm/launch.h"
 
 namespace llmc {
 
 constexpr uint32_t kVanished = 30'000;  // milliseconds without an answer
-
-// Waits for one of `events` on a socket. Returns false if the deadline passes first. A signal does not end the wait.
-static bool wait_until(double deadline, int descriptor, short events) {
-    while (true) {
-        pollfd wanted = {descriptor, events, 0};
-        const double seconds = std::clamp(deadline - monotonic_seconds(), 0.0, 1000.0);
-        const int ready = poll(&wanted, 1, static_cast<int>(seconds * 1e3));
-        if (ready > 0) return true;
-        if (ready < 0 && errno != EINTR) return false;
-        if (monotonic_seconds() >= deadline) return false;
-    }
-}
 
 static void set_option(int descriptor, int level, int name, int value) {
     setsockopt(descriptor, level, name, &value, sizeof value);
@@ -69,12 +58,9 @@ static AddressList resolve(const std::string& host, int port, std::string& error
 // True for the host name of this machine, with or without its domain. /etc/hosts often maps it to 127.0.1.1, where no
 // other machine could connect.
 static bool is_own_name(const std::string& host) {
-    char own[256] = "";
-    gethostname(own, sizeof own - 1);
-    const auto first_label = [](const char* name) { return std::string(name, std::strcspn(name, ".")); };
-    const std::string label = first_label(own);
-    return strcasecmp(first_label(host.c_str()).c_str(), label.c_str()) == 0 &&
-           strcasecmp(label.c_str(), "localhost") != 0;
+    const auto first_label = [](const std::string& name) { return name.substr(0, name.find('.')); };
+    const std::string label = first_label(host_name());
+    return strcasecmp(first_label(host).c_str(), label.c_str()) == 0 && strcasecmp(label.c_str(), "localhost") != 0;
 }
 
 // Tries one address once. Returns the reason of a failure, or "" for success.
@@ -84,7 +70,7 @@ static std::string try_connect(int descriptor, const addrinfo& address, double d
     if (::connect(descriptor, address.ai_addr, address.ai_addrlen) != 0) {
         if (errno != EINPROGRESS) return std::strerror(errno);
         // An address that swallows packets gets five seconds, so that the other addresses have their turn.
-        if (!wait_until(std::min(deadline, monotonic_seconds() + 5), descriptor, POLLOUT)) return "no answer";
+        if (!wait_for_event(descriptor, POLLOUT, std::min(deadline, monotonic_seconds() + 5))) return "no answer";
         int error = 0;
         socklen_t size = sizeof error;
         getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size);
@@ -130,16 +116,14 @@ bool TcpSocket::send(const void* data, size_t bytes) {
     return true;
 }
 
-bool TcpSocket::receive(void* data, size_t bytes) { return receive_until(kForever, data, bytes); }
-
 void TcpSocket::send_without_waiting(const void* data, size_t bytes) {
     [[maybe_unused]] const ssize_t n = ::send(descriptor_, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-bool TcpSocket::receive_until(double deadline, void* data, size_t bytes) {
+bool TcpSocket::receive(void* data, size_t bytes, double deadline) {
     char* p = static_cast<char*>(data);
     while (bytes > 0) {
-        if (!wait_until(deadline, descriptor_, POLLIN)) {
+        if (!wait_for_event(descriptor_, POLLIN, deadline)) {
             error_ = "it does not answer";
             return false;
         }

@@ -40,9 +40,9 @@ static void write_all(int descriptor, const std::string& text) {
     }
 }
 
-static nlohmann::json to_json(const OperationEntry& entry, double now) {
-    nlohmann::json json = {{"name", entry.name},   {"sequence", entry.sequence}, {"group", entry.group},
-                           {"bytes", entry.bytes}, {"step", entry.step},         {"state", word_of(entry.state)}};
+static Json to_json(const OperationEntry& entry, double now) {
+    Json json = {{"name", entry.name},   {"sequence", entry.sequence}, {"group", entry.group},
+                 {"bytes", entry.bytes}, {"step", entry.step},         {"state", word_of(entry.state)}};
     json["began_seconds_ago"] = now - entry.began;
     if (entry.ended > 0) json["ended_seconds_ago"] = now - entry.ended;
     return json;
@@ -169,19 +169,19 @@ OperationEntry Watchdog::last_operation() const {
 void Watchdog::write_report(const std::string& problem) const {
     if (directory_.empty()) return;
     const double now = monotonic_seconds();
-    nlohmann::json report = {{"rank", rank_},
-                             {"world", comm_->world()},
-                             {"host", comm_->host(comm_->rank())},
-                             {"pid", getpid()},
-                             {"backend", comm_->name()},
-                             {"problem", problem},
-                             {"step", step_},
-                             {"phase", word_of(phase_)},
-                             {"limit_seconds", limit_of(limits_, phase_)},
-                             {"exit_code", static_cast<int>(ExitCode::communication)}};
+    Json report = {{"backend", comm_->name()},
+                   {"rank", rank_},
+                   {"world", comm_->world()},
+                   {"host", comm_->host(comm_->rank())},
+                   {"pid", getpid()},
+                   {"problem", problem},
+                   {"step", step_},
+                   {"phase", word_of(phase_)},
+                   {"limit_seconds", limit_of(limits_, phase_)},
+                   {"exit_code", static_cast<int>(ExitCode::communication)}};
     report["unix_time"] = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
     report["last_operation"] = to_json(last_operation(), now);
-    report["recent_operations"] = nlohmann::json::array();
+    report["recent_operations"] = Json::array();
     for (const OperationEntry& entry : comm_->log().recent())
         report["recent_operations"].push_back(to_json(entry, now));
     const std::string path = fmt::format("{}/watchdog_rank{:05}.json", directory_, rank_);

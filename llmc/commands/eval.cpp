@@ -27,7 +27,7 @@ static ValRecord evaluate(const Options& o, const Inputs& inputs, Ranks& ranks, 
     if (o.against == Against::bf16) evaluation.compare_with(*trainers.back());
     const std::optional<ValRecord> record = evaluation.validate(0);
     do_together(ranks.comm, [&] {
-        if (!evaluation.unreadable().empty()) throw Error(ExitCode::bad_data, evaluation.unreadable());
+        if (!evaluation.unreadable().empty()) refuse_data(evaluation.unreadable());
     });
     return record.value();  // no signal is caught
 }

@@ -79,7 +79,7 @@ static void require_one_tokenizer(const TokenDecoder& table) {
     if (table.hash().empty() || !table.encoder().ends_with(".json")) return;
     PromptEncoder encoder(table.encoder());
     if (!failure_of([&] { encoder.start(); }) && encoder.hash() != table.hash())
-        throw Error(ExitCode::bad_data, "{} is not the tokenizer of {} next to it", table.encoder(), table.name());
+        refuse_data("{} is not the tokenizer of {} next to it", table.encoder(), table.name());
 }
 
 // Writes the files of --tokenizer or else of the model's tokenizer, if there is one. Returns the tokens at the edges of

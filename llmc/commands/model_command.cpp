@@ -40,7 +40,7 @@ void require_tokenizer_of(const WeightSource& weights, const std::string& from, 
     tokenizer.require_made(trained);
     const fs::path file(tokenizer.name());
     if (was_replaced(file.parent_path().string(), file.filename().string()))
-        throw Error(ExitCode::bad_data, "{} was replaced after the run wrote it", tokenizer.name());
+        refuse_data("{} was replaced after the run wrote it", tokenizer.name());
 }
 
 TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights) {

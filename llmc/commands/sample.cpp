@@ -150,6 +150,8 @@ ExitCode sample_text(Options o) {
         decoder.set_end_token(weights->end_token());
         print_error("note: text is token ids, because {}; --tokenizer FILE gives text", search.problem);
     }
+    if (o.temperature == 0 && (o.given.contains("top-k") || o.given.contains("top-p")))
+        print_error("note: --top-k and --top-p have no effect with --temperature 0");
     choose_shape(weights->model(), o);
     Ranks ranks(o, {});
     ranks.connect(o, {});

@@ -38,8 +38,9 @@ public:
         const uint32_t* const first = words_.data() + take(count);
         return {first, first + count};
     }
-    [[noreturn]] void fail(const std::string& what) const {
-        throw Error(ExitCode::bad_data, "{}: example {}: {}", path_, example_, what);
+    template <class... Args>
+    [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
+        refuse_data("{}: example {}: {}", path_, example_, fmt::format(what, std::forward<Args>(args)...));
     }
 
 private:
@@ -58,13 +59,12 @@ private:
 
 Choices read_example(Words& words) {
     const size_t begin = words.at();
-    if (const uint32_t start = words.next(); start != kStart)
-        words.fail(fmt::format("begins with {} instead of {}", start, kStart));
+    if (const uint32_t start = words.next(); start != kStart) words.fail("begins with {} instead of {}", start, kStart);
     const uint32_t bytes = words.next();
     words.next();  // skips the index
     const uint32_t label = words.next(), completions = words.next();
-    if (completions < 2) words.fail(fmt::format("has {} completions; there is nothing to choose", completions));
-    if (label >= completions) words.fail(fmt::format("its label is {}, but it has {} completions", label, completions));
+    if (completions < 2) words.fail("has {} completions; there is nothing to choose", completions);
+    if (label >= completions) words.fail("its label is {}, but it has {} completions", label, completions);
     Choices example{static_cast<int>(label), words.tokens(), {}};
     for (uint32_t i = 0; i < completions; i++) {
         uint32_t scored = 0, length = 0;
@@ -75,14 +75,14 @@ Choices read_example(Words& words) {
         if (!words.wide()) scored = length = static_cast<uint32_t>(all);
         if (scored == 0 || scored > all || example.context.size() + all == scored)
             words.fail(
-                fmt::format("completion {} scores {} of its {} tokens after a context of {}; it must score at "
-                            "least 1, and have a token before them",
-                            i, scored, all, example.context.size()));
-        if (length == 0) words.fail(fmt::format("completion {} has the length 0", i));
+                "completion {} scores {} of its {} tokens after a context of {}; it must score at "
+                "least 1, and have a token before them",
+                i, scored, all, example.context.size());
+        if (length == 0) words.fail("completion {} has the length 0", i);
         example.completions.push_back({std::move(tokens), scored, static_cast<double>(length)});
     }
     const size_t read = words.word_bytes() * (words.at() - begin);
-    if (read != bytes) words.fail(fmt::format("says {} bytes, but has {}", bytes, read));
+    if (read != bytes) words.fail("says {} bytes, but has {}", bytes, read);
     return example;
 }
 
@@ -93,22 +93,19 @@ std::vector<Choices> read_choices(const std::string& path) {
     int32_t head[4] = {};
     std::memcpy(head, bytes.data(), std::min(bytes.size(), sizeof head));
     if (bytes.size() < kChoicesHeaderBytes || head[0] != kChoicesMagic)
-        throw Error(ExitCode::bad_data,
-                    "{} is not a file of multiple-choice examples: it begins with {}{}, not with {}", path, head[0],
+        refuse_data("{} is not a file of multiple-choice examples: it begins with {}{}, not with {}", path, head[0],
                     name_of_magic(head[0]), kChoicesMagic);
     if (head[1] != kVersion && head[1] != kWideVersion)
-        throw Error(ExitCode::bad_data, "{} has version {}; versions {} and {} can be read", path, head[1], kVersion,
-                    kWideVersion);
+        refuse_data("{} has version {}; versions {} and {} can be read", path, head[1], kVersion, kWideVersion);
     Words words(path, bytes, head[1] == kWideVersion);
     std::vector<Choices> examples;
     for (int i = 0; i < head[2]; i++) {
         words.begin(i);
         examples.push_back(read_example(words));
     }
-    if (examples.empty()) throw Error(ExitCode::bad_data, path + " has no examples");
+    if (examples.empty()) refuse_data(path + " has no examples");
     if (words.left() > 0 || bytes.size() % words.word_bytes() != 0)
-        throw Error(ExitCode::bad_data,
-                    "{} has bytes after its last example, number {}: its header and its length do not agree", path,
+        refuse_data("{} has bytes after its last example, number {}: its header and its length do not agree", path,
                     head[2] - 1);
     return examples;
 }
@@ -124,14 +121,13 @@ void check_choices(const std::vector<Choices>& examples, int vocab, int T, const
             longest = std::max(longest, completion.tokens.size());
         }
         if (largest >= static_cast<uint32_t>(vocab))
-            throw Error(ExitCode::bad_data,
-                        "{}: example {}: token {} is not below the model's vocabulary of {}; the file was made with "
-                        "another tokenizer",
-                        path, i, largest, vocab);
+            refuse_data(
+                "{}: example {}: token {} is not below the model's vocabulary of {}; the file was made with "
+                "another tokenizer",
+                path, i, largest, vocab);
         const size_t needed = example.context.size() + longest - 1;  // the last token is only a target
         if (needed > static_cast<size_t>(T))
-            throw Error(ExitCode::bad_data,
-                        "{}: example {} is a sequence of {} tokens, but -t is {}; use -t {} or more", path, i, needed,
+            refuse_data("{}: example {} is a sequence of {} tokens, but -t is {}; use -t {} or more", path, i, needed,
                         T, (needed + 15) / 16 * 16);
     }
 }

@@ -15,7 +15,6 @@
 namespace llmc {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr const char* kInstall =
     "; data.prepare, which reads tokenizers, needs Python 3 and packages that scripts/setup.sh installs";
@@ -73,18 +72,18 @@ std::string PromptEncoder::ask(const std::string& line) {
     if (process_->write(line + "\n", deadline) && process_->read_line(answer, deadline)) return answer;
     const std::string problem = reason(*process_, deadline, patience_);
     process_.reset();  // the next prompt gets another process
-    throw Error(ExitCode::bad_data, "--prompt: data.prepare encode {}", problem);
+    refuse_data("--prompt: data.prepare encode {}", problem);
 }
 
 // Returns the problem, or "" if the command now waits for prompts.
 std::string PromptEncoder::start_with(const Command& command) {
-    Child child(with(command, "encode", tokenizer_), Child::Pipes::both, root());
-    if (child.start_error() != 0) return command[0] + " " + child.result().value() + kInstall;
+    auto child = std::make_unique<Child>(with(command, "encode", tokenizer_), Child::Pipes::both, root());
+    if (child->start_error() != 0) return command[0] + " " + child->result().value() + kInstall;
     std::string line;
     const double deadline = monotonic_seconds() + patience_;
-    if (!child.read_line(line, deadline))
-        return command[0] + " -m data.prepare encode " + reason(child, deadline, patience_) + kInstall;
-    const json first = parse_json_or_null<json>(line);
+    if (!child->read_line(line, deadline))
+        return command[0] + " -m data.prepare encode " + reason(*child, deadline, patience_) + kInstall;
+    const Json first = parse_json_or_null(line);
     if (!first.is_object()) return "data.prepare encode begins with '" + line + "'";
     if (first.contains("error")) return first["error"].is_string() ? first["error"].get<std::string>() : line;
     if (first.contains("hash") && first["hash"].is_string()) hash_ = first["hash"].get<std::string>();
@@ -102,7 +101,7 @@ void PromptEncoder::start() {
     }
     if (process_) return;
     if (commands_.empty()) problem = std::string("there is no data/prepare next to the program") + kInstall;
-    throw Error(ExitCode::bad_data, problem);
+    refuse_data(problem);
 }
 
 std::vector<int> PromptEncoder::encode(const std::string& prompt) {
@@ -123,14 +122,14 @@ std::vector<int> PromptEncoder::encode(const std::string& prompt) {
     } catch (const Error& error) {
         throw Error(error.code(), "--prompt: {}; or give token ids: --prompt ids:464,3290", error.what());
     }
-    const std::string line = ask(json_text(json(prompt)));
-    const json answer = parse_json_or_null<json>(line);
+    const std::string line = ask(json_text(prompt));
+    const Json answer = parse_json_or_null(line);
     std::vector<int> ids;
     if (answer.is_array())
-        for (const json& id : answer)
+        for (const Json& id : answer)
             if (id.is_number_unsigned() && id <= INT32_MAX) ids.push_back(id.get<int>());
     if (!answer.is_array() || ids.size() != answer.size())
-        throw Error(ExitCode::bad_data, "--prompt: data.prepare encode answers {}", line);
+        refuse_data("--prompt: data.prepare encode answers {}", line);
     return ids;
 }
 
@@ -142,10 +141,9 @@ std::string ask_prepare(const std::string& command, const std::string& tokenizer
         std::string output;
         const double deadline = monotonic_seconds() + PromptEncoder::kPatience;
         if (child.read_all(output, deadline) && child.wait(deadline - monotonic_seconds()) == "") return output;
-        throw Error(ExitCode::bad_data, "data.prepare {} {}", command,
-                    reason(child, deadline, PromptEncoder::kPatience));
+        refuse_data("data.prepare {} {}", command, reason(child, deadline, PromptEncoder::kPatience));
     } catch (const Error& error) {
-        throw Error(ExitCode::bad_data, "the tokenizer {}: {}", tokenizer, error.what());
+        refuse_data("the tokenizer {}: {}", tokenizer, error.what());
     }
 }
 

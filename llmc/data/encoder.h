@@ -1,7 +1,7 @@
 // Tokens of prompts. Text becomes tokens only in the Python package data.prepare, with the libraries that people make
 // tokenizers with, so prompts have the tokens that the same text has in shards.
 #pragma once
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -40,7 +40,7 @@ private:
     const std::string tokenizer_;
     const std::vector<Command> commands_;
     const double patience_;
-    std::optional<Child> process_;
+    std::unique_ptr<Child> process_;
     Command command_;
     std::string hash_;
 };

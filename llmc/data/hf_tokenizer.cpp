@@ -40,7 +40,7 @@ static std::map<std::string, std::string> hf_files(const fs::path& from) {
 // The ids of a tokenizer.json's added tokens by their text. Refuses a file with more than `vocab` tokens.
 static std::map<std::string, int> added_tokens(const std::string& name, const std::string& content, int vocab) {
     std::map<std::string, int> ids;
-    const Json tokenizer = parse_json<Json>(content);
+    const Json tokenizer = parse_json(content);
     const auto model = tokenizer.is_object() ? tokenizer.find("model") : tokenizer.end();
     if (model == tokenizer.end() || !model->is_object() || !model->contains("vocab") || model->at("vocab").is_number())
         throw JsonError("it is JSON, but not a tokenizer.json");
@@ -90,7 +90,7 @@ bool is_hf_tokenizer_file(const std::string& name) {
 DocumentTokens write_hf_tokenizer(const std::string& tokenizer, const HfTokenizerTarget& target) {
     std::map<std::string, std::string> files = hf_files(tokenizer);
     if (files.empty()) files["tokenizer.json"] = ask_prepare("json", tokenizer);
-    const auto parsed = [&](const char* name) { return parse_json_or_null<Json>(files[name]); };
+    const auto parsed = [&](const char* name) { return parse_json_or_null(files[name]); };
     DocumentTokens tokens = target.tokens;
     try {
         std::map<std::string, int> ids;
@@ -116,7 +116,7 @@ DocumentTokens write_hf_tokenizer(const std::string& tokenizer, const HfTokenize
     } catch (const Error&) {
         throw;
     } catch (const std::exception& error) {  // a field is missing or has another type
-        throw Error(ExitCode::bad_data, "the tokenizer {}: {}", tokenizer, sanitize(error.what()));
+        refuse_data("the tokenizer {}: {}", tokenizer, sanitize(error.what()));
     }
     for (const auto& [name, content] : files)
         if (!content.empty()) write_synced(system_calls(), (fs::path(target.directory) / name).string(), content);

@@ -20,20 +20,22 @@ static void split_sample(const int32_t* sample, int T, int32_t* tokens, int32_t*
     std::copy_n(sample + 1, T, targets);
 }
 
-double ReadRetry::pause_after(const ReadError& error) {
-    const double now = monotonic_seconds();
-    if (since_ < 0) {
-        since_ = now;
-        pause_ = 0.025;
-        print_error("train_gpt: warning: {}; trying again for {:g} seconds", sanitize(error.what()), patience_);
+double ReadRetry::attempt(const std::function<void()>& read) {
+    try {
+        read();
+    } catch (const ReadError& error) {
+        const double now = monotonic_seconds();
+        if (since_ < 0) {
+            since_ = now;
+            pause_ = 0.025;
+            print_error("train_gpt: warning: {}; trying again for {:g} seconds", sanitize(error.what()), patience_);
+        }
+        if (now - since_ >= patience_) throw;
+        return pause_ = std::min(2 * pause_, 1.0);
     }
-    if (now - since_ >= patience_) throw ReadError(error);
-    return pause_ = std::min(2 * pause_, 1.0);
-}
-
-void ReadRetry::succeeded() {
     if (since_ >= 0) print_error("train_gpt: the data can be read again");
     since_ = -1;
+    return 0;
 }
 
 TrainLoader::TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T, int rank, int world,
@@ -84,14 +86,8 @@ void TrainLoader::prefetch() {
             std::optional<Samples> samples;
             std::exception_ptr error;
             try {
-                samples = read_batch(first_batch_ + batches_read_);
-                retry_.succeeded();
-            } catch (const ReadError& failure) {
-                try {
-                    next_attempt = monotonic_seconds() + retry_.pause_after(failure);
-                } catch (...) {
-                    error = std::current_exception();
-                }
+                const double pause = retry_.attempt([&] { samples = read_batch(first_batch_ + batches_read_); });
+                next_attempt = monotonic_seconds() + pause;
             } catch (...) {
                 error = std::current_exception();
             }
@@ -168,13 +164,10 @@ void EvalLoader::read(int64_t batch, int32_t* tokens, int32_t* targets, const st
         throw Error(ExitCode::failure, "validation batch {} was asked for, there are {}", batch, batches_);
     const int64_t first = (batch * world_ + rank_) * B_;
     ReadRetry retry(patience_);
-    for (int64_t b = 0; b < B_;) {
-        try {
-            read_row(first + b, tokens + b * T_, targets + b * T_);
-            retry.succeeded();
-            ++b;
-        } catch (const ReadError& error) {
-            std::this_thread::sleep_for(std::chrono::duration<double>(retry.pause_after(error)));
+    for (int64_t b = 0; b < B_; b++) {
+        const auto read_next = [&] { read_row(first + b, tokens + b * T_, targets + b * T_); };
+        while (const double pause = retry.attempt(read_next)) {
+            std::this_thread::sleep_for(std::chrono::duration<double>(pause));
             alive();
         }
     }

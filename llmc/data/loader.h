@@ -22,13 +22,13 @@ namespace llmc {
 
 constexpr double kReadPatience = 60;  // seconds for which a read that fails is repeated
 
-// Decides whether a read that failed is repeated.
+// Decides whether a read that fails is repeated.
 class ReadRetry {
 public:
     explicit ReadRetry(double patience) : patience_(patience) {}
-    // Call after a failure. Returns the seconds to wait before the next attempt; throws `error` if patience has ended.
-    double pause_after(const ReadError& error);
-    void succeeded();
+    // Calls `read`. Returns 0 if it succeeds, and the seconds to wait before the next attempt if it throws a ReadError.
+    // Lets that error pass if patience has ended.
+    double attempt(const std::function<void()>& read);
 
 private:
     double patience_, pause_ = 0;

@@ -87,42 +87,38 @@ bool looks_like_text(int fd) {
 
 Header read_header(int fd, const std::string& path) {
     struct stat status;
-    if (::fstat(fd, &status) != 0) throw Error(ExitCode::bad_data, "cannot stat {}: {}", path, std::strerror(errno));
+    if (::fstat(fd, &status) != 0) refuse_data("cannot stat {}: {}", path, std::strerror(errno));
     if (looks_like_text(fd))
-        throw Error(
-            ExitCode::bad_data,
-            path + " is not a token shard: it looks like text: `python3 -m data.prepare text` makes shards of text");
+        refuse_data(path +
+                    " is not a token shard: it looks like text: `python3 -m data.prepare text` makes shards of text");
     const int64_t size = status.st_size;
     if (size < header_bytes)
-        throw Error(ExitCode::bad_data,
-                    "{} has {} bytes, less than the {} bytes of a token shard's header: it is truncated or not a shard",
+        refuse_data("{} has {} bytes, less than the {} bytes of a token shard's header: it is truncated or not a shard",
                     path, size, header_bytes);
 
     int32_t head[3];  // magic, version, tokens
     pread_all(fd, path, 0, sizeof head, head);
     const bool wide = head[0] == magic_uint32;
     if (!wide && head[0] != magic_uint16)
-        throw Error(ExitCode::bad_data,
-                    "{} is not a token shard: its magic is {}{}, a shard's is {} (uint16 tokens) or {} (uint32)", path,
+        refuse_data("{} is not a token shard: its magic is {}{}, a shard's is {} (uint16 tokens) or {} (uint32)", path,
                     head[0], name_of_magic(head[0]), magic_uint16, magic_uint32);
     const int32_t version = wide ? version_uint32 : version_uint16;
     if (head[1] != version)
-        throw Error(ExitCode::bad_data, "{} has shard version {}; magic {} is read in version {} only", path, head[1],
-                    head[0], version);
-    if (head[2] < 0) throw Error(ExitCode::bad_data, "{}: its header claims {} tokens", path, head[2]);
+        refuse_data("{} has shard version {}; magic {} is read in version {} only", path, head[1], head[0], version);
+    if (head[2] < 0) refuse_data("{}: its header claims {} tokens", path, head[2]);
 
     const int token_bytes = wide ? 4 : 2;
     const int64_t expected = header_bytes + int64_t{head[2]} * token_bytes;
     if (size != expected)
-        throw Error(ExitCode::bad_data,
-                    "{} is {}: its header says {} tokens of {} bytes, so it should have {} bytes, but it has {}; write "
-                    "or copy it again",
-                    path, size < expected ? "truncated" : "too long", head[2], token_bytes, expected, size);
+        refuse_data(
+            "{} is {}: its header says {} tokens of {} bytes, so it should have {} bytes, but it has {}; write "
+            "or copy it again",
+            path, size < expected ? "truncated" : "too long", head[2], token_bytes, expected, size);
     return {token_bytes, head[2], {status.st_dev, status.st_ino}};
 }
 
 template <typename Value>
-void read_field(const nlohmann::json& object, const char* name, std::optional<Value>& field) {
+void read_field(const Json& object, const char* name, std::optional<Value>& field) {
     const auto found = object.find(name);
     if (found == object.end() || found->is_null()) return;
     // nlohmann would cut off a fraction, and would wrap around a number that is too large.
@@ -135,15 +131,13 @@ void read_field(const nlohmann::json& object, const char* name, std::optional<Va
 // Refuses a sidecar that contradicts the header of its shard.
 void check_sidecar(const Sidecar& sidecar, const std::string& path, const Header& header) {
     if (sidecar.tokens && *sidecar.tokens != header.tokens)
-        throw Error(
-            ExitCode::bad_data,
+        refuse_data(
             "the sidecar {}.json says {} tokens, its shard has {}: they do not belong together; prepare the shard "
             "again or remove the sidecar",
             path, *sidecar.tokens, header.tokens);
     const int64_t most = header.token_bytes == 2 ? 1 << 16 : kMostTokenIds;
     if (sidecar.vocab && (*sidecar.vocab < 1 || *sidecar.vocab > most))
-        throw Error(
-            ExitCode::bad_data,
+        refuse_data(
             "the sidecar {}.json says a vocabulary of {} ids; with tokens of {} bytes it can have 1 to {}; prepare the "
             "shard again or remove the sidecar",
             path, *sidecar.vocab, header.token_bytes, most);
@@ -183,14 +177,13 @@ Sidecar read_sidecar(const std::string& file) {
     const std::string path = file + ".json";
     if (::access(path.c_str(), F_OK) != 0) return {};
     const auto invalid = [&](const std::exception& error) {
-        throw Error(ExitCode::bad_data, "the sidecar {} is not valid: {}; write the file again or remove the sidecar",
-                    path, error.what());
+        refuse_data("the sidecar {} is not valid: {}; write the file again or remove the sidecar", path, error.what());
     };
     Sidecar sidecar;
     try {
         const std::string text = read_input(path, kSidecar);
         sidecar.fingerprint = XXH64(text.data(), text.size(), 0);
-        const nlohmann::json object = parse_json<nlohmann::json>(text);
+        const Json object = parse_json(text);
         read_field(object, "tokenizer", sidecar.tokenizer);
         read_field(object, "tokenizer_hash", sidecar.tokenizer_hash);
         read_field(object, "vocab", sidecar.vocab);
@@ -203,7 +196,7 @@ Sidecar read_sidecar(const std::string& file) {
         read_field(object, "entropy_floor", sidecar.entropy_floor);
     } catch (const JsonError& error) {
         invalid(error);
-    } catch (const nlohmann::json::exception& error) {  // a field has another type
+    } catch (const Json::exception& error) {  // a field has another type
         invalid(error);
     }
     return sidecar;
@@ -244,28 +237,27 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
     });
     if (paths.size() == 1 && directory_exists(paths[0])) {
         const std::string hint = suggested_pattern(paths[0], "");
-        throw Error(ExitCode::bad_data, paths[0] + " is a directory, not a token shard" +
-                                            (hint.empty() ? " and no shards are in it" : hint));
+        refuse_data(paths[0] + " is a directory, not a token shard" +
+                    (hint.empty() ? " and no shards are in it" : hint));
     }
     if (paths.empty()) {
         const std::string hint = suggested_pattern(std::filesystem::path(pattern).parent_path().string(), pattern);
         const char* const usual = "; give the token shards as a path or a quoted pattern like 'data/mine/*train_*.bin'";
-        throw Error(ExitCode::bad_data, "no file matches '{}'{}", pattern, hint.empty() ? usual : hint);
+        refuse_data("no file matches '{}'{}", pattern, hint.empty() ? usual : hint);
     }
     return paths;
 }
 
 ShardSet::ShardSet(const std::vector<std::string>& patterns) {
-    if (patterns.empty()) throw Error(ExitCode::bad_data, "a set of token shards needs at least one path or pattern");
+    if (patterns.empty()) refuse_data("a set of token shards needs at least one path or pattern");
     std::map<std::pair<uint64_t, uint64_t>, std::string> paths;  // by identity
     for (size_t i = 0; i < patterns.size(); i++)
         for (const std::string& path : expand_glob(patterns[i])) {
             add_shard(path, i);
             const auto [first, is_new] = paths.emplace(shards_.back().identity, path);
             if (!is_new)
-                throw Error(ExitCode::bad_data, "{} is named twice ('{}' matches {}), so its tokens would count twice",
-                            first->second, patterns[i],
-                            first->second == path ? "it again" : path + ", which is the same file");
+                refuse_data("{} is named twice ('{}' matches {}), so its tokens would count twice", first->second,
+                            patterns[i], first->second == path ? "it again" : path + ", which is the same file");
         }
     std::vector<const TokenFile*> files;
     add_to(files);
@@ -287,7 +279,7 @@ ShardSet ShardSet::random(int vocab, int64_t tokens, uint64_t seed) {
     for (size_t written = 0; written < bytes.size();) {
         const ssize_t done = ::write(memory, &bytes[written], bytes.size() - written);
         if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) throw Error(ExitCode::bad_data, "no memory for random tokens: {}", std::strerror(errno));
+        if (done <= 0) refuse_data("no memory for random tokens: {}", std::strerror(errno));
         written += static_cast<size_t>(done);
     }
     ShardSet set;
@@ -304,8 +296,8 @@ void ShardSet::add_shard(const std::string& path, size_t pattern) {
     shard.content = {header.tokens, hash_of_middle(file->fd(), header.tokens * header.token_bytes)};
     check_sidecar(shard.sidecar, path, header);
     if (!shards_.empty() && header.token_bytes != token_bytes_)
-        throw Error(ExitCode::bad_data, "{} has tokens of {} bytes, {} of {}: shards of one set must have one width",
-                    path, header.token_bytes, shards_[0].path, token_bytes_);
+        refuse_data("{} has tokens of {} bytes, {} of {}: shards of one set must have one width", path,
+                    header.token_bytes, shards_[0].path, token_bytes_);
     token_bytes_ = header.token_bytes;
     total_tokens_ += header.tokens;
     shards_.push_back(std::move(shard));
@@ -340,10 +332,10 @@ void require_one_tokenizer(const std::vector<const TokenFile*>& files) {
             const std::string expected = say(first)[i].second;
             const bool same_hash = file->sidecar.tokenizer_hash && file->sidecar.tokenizer_hash == first.tokenizer_hash;
             if (value != expected && !(name == std::string("tokenizer") && same_hash))
-                throw Error(ExitCode::bad_data,
-                            "{} and {} were made with different tokenizers: their sidecars have {} {} and {}; "
-                            "prepare all sets with one tokenizer",
-                            file->path, firsts[i]->path, name, value, expected);
+                refuse_data(
+                    "{} and {} were made with different tokenizers: their sidecars have {} {} and {}; "
+                    "prepare all sets with one tokenizer",
+                    file->path, firsts[i]->path, name, value, expected);
         }
     }
 }
@@ -377,8 +369,7 @@ void ShardSet::check_checksums() const {
         ::SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
                  reinterpret_cast<unsigned char*>(digest.data()));
         if (sha256_text(digest) != *shard.sidecar.checksum)
-            throw Error(
-                ExitCode::bad_data,
+            refuse_data(
                 "the sidecar of {} has the checksum of other tokens: the shard was changed or replaced after it "
                 "was written; write or copy both again, or remove the sidecar if the shard is right",
                 shard.path);
@@ -464,10 +455,10 @@ int64_t ShardSet::samples(int T) const {
         longest = std::max(longest, shard.tokens);
     }
     if (samples == 0)
-        throw Error(ExitCode::bad_data,
-                    "no sequence of T={} tokens fits into {}{}: it needs {} tokens in one shard, the longest has {}; "
-                    "use a smaller -t or more data",
-                    T, shards_[0].path, shards() > 1 ? " and the other shards" : "", T + 1, longest);
+        refuse_data(
+            "no sequence of T={} tokens fits into {}{}: it needs {} tokens in one shard, the longest has {}; "
+            "use a smaller -t or more data",
+            T, shards_[0].path, shards() > 1 ? " and the other shards" : "", T + 1, longest);
     return samples;
 }
 
@@ -498,10 +489,10 @@ void ShardSet::read_tokens(const Shard& shard, int64_t first, int64_t count, uin
 static void check_tokens(const std::string& path, int64_t first, const uint32_t* tokens, int64_t count, int64_t vocab) {
     for (int64_t i = 0; i < count; ++i)
         if (tokens[i] >= vocab)
-            throw Error(ExitCode::bad_data,
-                        "{}: token {} has id {}, but the vocabulary has {} ids: the shards were made with another "
-                        "tokenizer; set --vocab to at least {} or prepare them again",
-                        path, first + i, tokens[i], vocab, int64_t{tokens[i]} + 1);
+            refuse_data(
+                "{}: token {} has id {}, but the vocabulary has {} ids: the shards were made with another "
+                "tokenizer; set --vocab to at least {} or prepare them again",
+                path, first + i, tokens[i], vocab, int64_t{tokens[i]} + 1);
 }
 
 void ShardSet::read_sample(int64_t sample, int T, int32_t* out, int64_t vocab) const {
@@ -539,10 +530,10 @@ void ShardSet::check_vocabulary(int vocab, int64_t full_scan_bytes) const {
         if (max_token ? *max_token < vocab : !scan_all && !at_an_end) continue;
         scan_vocabulary(shard, vocab);  // the sidecar's largest id is too large, so search for its position
         if (max_token)
-            throw Error(ExitCode::bad_data,
-                        "the sidecar of {} says its largest id is {}, beyond the vocabulary of {}, but no token is: "
-                        "they do not belong together; prepare the shard again or remove the sidecar",
-                        shard.path, *max_token, vocab);
+            refuse_data(
+                "the sidecar of {} says its largest id is {}, beyond the vocabulary of {}, but no token is: "
+                "they do not belong together; prepare the shard again or remove the sidecar",
+                shard.path, *max_token, vocab);
     }
 }
 

@@ -2,6 +2,8 @@
 // build: fuzzed
 #include "llmc/data/tokenizer.h"
 
+#include <openssl/evp.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -25,31 +27,21 @@ constexpr InputKind kTokenizerFile = {"tokenizer file",
                                       "one of them, or the word bytes for the byte vocabulary",
                                       ExitCode::bad_data, 256};
 
-[[noreturn]] static void bad_file(const std::string& path, const std::string& reason) {
-    throw Error(ExitCode::bad_data, "the tokenizer file {}: {}", path, reason);
-}
-
-static int base64_value(char c) {
-    if (c >= 'A' && c <= 'Z') return c - 'A';
-    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
-    if (c >= '0' && c <= '9') return c - '0' + 52;
-    return c == '+' ? 62 : c == '/' ? 63 : -1;
+template <class... Args>
+[[noreturn]] static void bad_file(const std::string& path, fmt::format_string<Args...> reason, Args&&... args) {
+    refuse_data("the tokenizer file {}: {}", path, fmt::format(reason, std::forward<Args>(args)...));
 }
 
 // Returns false if `text` is not padded base64.
 static bool decode_base64(std::string_view text, std::string& bytes) {
-    if (text.empty() || text.size() % 4 != 0) return false;
-    while (!text.empty() && text.back() == '=') text.remove_suffix(1);
-    if (text.size() % 4 == 1) return false;
-    uint32_t bits = 0;
-    int count = 0;
-    for (char c : text) {
-        const int value = base64_value(c);
-        if (value < 0) return false;
-        bits = bits << 6 | static_cast<uint32_t>(value);
-        count += 6;
-        if (count >= 8) bytes.push_back(static_cast<char>(bits >> (count -= 8) & 0xff));
-    }
+    const size_t letters = text.find_last_not_of('=') + 1, padding = text.size() - letters;
+    // OpenSSL would also take spaces around the text, and '=' within it.
+    if (letters == 0 || text.size() % 4 != 0 || padding > 2 || text.find_first_of("= \t\r\n-") < letters) return false;
+    bytes.resize(text.size() / 4 * 3);
+    const auto* const from = reinterpret_cast<const unsigned char*>(text.data());
+    auto* const to = reinterpret_cast<unsigned char*>(bytes.data());
+    if (EVP_DecodeBlock(to, from, static_cast<int>(text.size())) < 0) return false;
+    bytes.resize(bytes.size() - padding);  // padding is decoded to zeros
     return true;
 }
 
@@ -118,9 +110,10 @@ std::string sanitize(const std::string& text) {
 
 void require_tokens_fit(const std::string& tokenizer, int tokens, int vocab, int fewest) {
     if (tokens > vocab || tokens < fewest)
-        bad_file(tokenizer, fmt::format("it has {} tokens, but the vocabulary has {}: it belongs to a different model; "
-                                        "give the tokenizer that the training data was made with",
-                                        tokens, vocab));
+        bad_file(tokenizer,
+                 "it has {} tokens, but the vocabulary has {}: it belongs to a different model; "
+                 "give the tokenizer that the training data was made with",
+                 tokens, vocab);
 }
 
 std::vector<std::string> tokenizer_files(const std::string& directory) {
@@ -198,9 +191,10 @@ void TokenDecoder::require_same(const TokenDecoder& other) const {
         const std::string &mine = pieces_[id], &theirs = other.pieces_[id];
         const bool both_end = id == end_token_ && id == other.end_token_;  // formats name the end token differently
         if (mine == theirs || mine.empty() || theirs.empty() || both_end) continue;
-        bad_file(name_, fmt::format("token {} is '{}', but '{}' in {}: they are different tokenizers; "
-                                    "use the one of the training data everywhere",
-                                    id, sanitize(mine), sanitize(theirs), other.name_));
+        bad_file(name_,
+                 "token {} is '{}', but '{}' in {}: they are different tokenizers; "
+                 "use the one of the training data everywhere",
+                 id, sanitize(mine), sanitize(theirs), other.name_);
     }
 }
 
@@ -208,9 +202,9 @@ void TokenDecoder::require_made(const TokenFile& file) const {
     const std::string& made_with = file.sidecar.tokenizer_hash.value_or(hash_);
     if (!hash_.empty() && made_with != hash_)
         bad_file(name_,
-                 fmt::format("it is not the tokenizer that {} was made with (tokenizer_hash {}, not {}); take both "
-                             "from one data.prepare",
-                             file.path, hash_, made_with));
+                 "it is not the tokenizer that {} was made with (tokenizer_hash {}, not {}); take both "
+                 "from one data.prepare",
+                 file.path, hash_, made_with);
 }
 
 // Format: int32 head[256] = {magic, version, tokens, end token, prefix bytes, 1 if it does not count text, and 8 of the
@@ -218,11 +212,11 @@ void TokenDecoder::require_made(const TokenFile& file) const {
 // has no end token; llm.c's version 2 ends with it.
 TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::string& path) {
     int32_t head[256];
-    if (content.size() < sizeof head) bad_file(path, fmt::format("has {} bytes, less than its header", content.size()));
+    if (content.size() < sizeof head) bad_file(path, "has {} bytes, less than its header", content.size());
     std::memcpy(head, content.data(), sizeof head);
     const int version = head[1], count = head[2];
-    if (version < 1 || version > 3) bad_file(path, fmt::format("has version {}; versions 1 to 3 can be read", version));
-    if (count < 1 || count > max_vocab) bad_file(path, fmt::format("claims {} tokens", count));
+    if (version < 1 || version > 3) bad_file(path, "has version {}; versions 1 to 3 can be read", version);
+    if (count < 1 || count > max_vocab) bad_file(path, "claims {} tokens", count);
 
     TokenDecoder decoder(path);
     decoder.end_token_ = version == 1 ? 50256 : head[3];  // only GPT-2's tokenizer was written in version 1
@@ -233,9 +227,9 @@ TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::stri
         if (hash != std::string(kHashBytes, '\0')) decoder.hash_ = sha256_text(hash);
     }
     if (decoder.prefix_bytes_ < 0 || decoder.prefix_bytes_ > kMostPrefixBytes)
-        bad_file(path, fmt::format("says that documents begin with {} bytes that are not text", head[4]));
+        bad_file(path, "says that documents begin with {} bytes that are not text", head[4]);
     if (decoder.end_token_ < 0 || decoder.end_token_ >= count)
-        bad_file(path, fmt::format("its end token {} is not one of its {} tokens", decoder.end_token_, count));
+        bad_file(path, "its end token {} is not one of its {} tokens", decoder.end_token_, count);
     const size_t width = version == 3 ? 2 : 1;  // bytes of a length
     size_t at = sizeof head;
     for (int id = 0; id < count; ++id) {
@@ -243,11 +237,11 @@ TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::stri
         const bool has_length = content.size() - at >= width;
         if (has_length) std::memcpy(&length, content.data() + at, width);
         if (!has_length || content.size() - at - width < length)
-            bad_file(path, fmt::format("ends inside token {} of {}: it is truncated", id, count));
+            bad_file(path, "ends inside token {} of {}: it is truncated", id, count);
         decoder.pieces_.push_back(content.substr(at + width, length));
         at += width + length;
     }
-    if (at != content.size()) bad_file(path, fmt::format("has {} bytes after its last token", content.size() - at));
+    if (at != content.size()) bad_file(path, "has {} bytes after its last token", content.size() - at);
     return decoder;
 }
 
@@ -264,13 +258,13 @@ TokenDecoder TokenDecoder::from_tiktoken(const std::string& content, const std::
         std::string bytes;
         const int id = space == line.npos ? -1 : number_in<int>(line.substr(space + 1)).value_or(-1);
         if (!decode_base64(line.substr(0, space), bytes) || id < 0 || id >= max_vocab)
-            bad_file(path, fmt::format("line {} is not `base64 rank`, and the file is neither an llm.c tokenizer "
-                                       "(magic {}) nor a tokenizer.json",
-                                       line_number, magic_llmc));
+            bad_file(path,
+                     "line {} is not `base64 rank`, and the file is neither an llm.c tokenizer "
+                     "(magic {}) nor a tokenizer.json",
+                     line_number, magic_llmc);
         if (decoder.pieces_.size() <= static_cast<size_t>(id)) decoder.pieces_.resize(id + 1);
         decoder.pieces_[id] = bytes;
-        if (!seen.insert(bytes).second)
-            bad_file(path, fmt::format("line {} repeats the bytes of an earlier token", line_number));
+        if (!seen.insert(bytes).second) bad_file(path, "line {} repeats the bytes of an earlier token", line_number);
     }
     if (seen.empty()) bad_file(path, "is empty");
     // The file has no special tokens. GPT-2's end token and Llama 3's begin token, which start documents in llm.c's
@@ -286,7 +280,7 @@ TokenDecoder TokenDecoder::from_tiktoken(const std::string& content, const std::
 std::string TokenDecoder::as_table() const {
     size_t longest = 0;
     for (const std::string& piece : pieces_) longest = std::max(longest, piece.size());
-    if (longest > UINT16_MAX) bad_file(name_, fmt::format("has a token of {} bytes; the most are 65,535", longest));
+    if (longest > UINT16_MAX) bad_file(name_, "has a token of {} bytes; the most are 65,535", longest);
     const size_t width = longest > UINT8_MAX ? 2 : 1;
     const int32_t head[256] = {magic_llmc, width == 2 ? 3 : 2, vocab(), end_token_, prefix_bytes_, !counts_text_};
     std::string content(reinterpret_cast<const char*>(head), sizeof head);

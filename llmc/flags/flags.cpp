@@ -471,7 +471,7 @@ const RemovedFlag* find_removed_flag(std::string_view name) {
 }
 
 bool RemovedFlag::goes_on(const Json& value) const {
-    return observes || value.is_null() || value == parse_json<Json>(default_value);
+    return observes || value.is_null() || value == parse_json(default_value);
 }
 
 std::string RemovedFlag::text() const { return "--" + name + " has been removed: " + instead; }

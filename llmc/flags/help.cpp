@@ -315,15 +315,11 @@ struct {
     {"version", "use --version"},
 };
 
-bool is_integer(const std::string& text) {
-    return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-}
-
 }  // namespace
 
 std::optional<std::string> answer_llmc_flag(const std::string& flag, const std::string& value) {
     if (flag == "-h") {
-        if (!is_integer(value)) return std::nullopt;  // -h is help
+        if (!is_digits(value)) return std::nullopt;  // -h is help
         return fmt::format("-h {} is llm.c's HellaSwag evaluation: use --hellaswag FILE; -h alone is help", value);
     }
     if (flag == "-y" && (value == "0" || value == "1"))

@@ -110,7 +110,7 @@ static Json read_json(const std::string& path) {
     constexpr InputKind kind = {"configuration file", "a JSON file of flags, or a run.json", ExitCode::bad_flags, 16};
     const std::string content = read_input(path, kind);
     try {
-        const auto file = parse_json<Json>(content);
+        const auto file = parse_json(content);
         if (file.is_object()) return file;
     } catch (const JsonError& error) {
         refuse("configuration file {} is not JSON: {}", path, error.what());
@@ -281,7 +281,9 @@ std::string collective_flags(const Options& o) {
 std::string version_text() {
     std::string text =
         fmt::format("train_gpt {} (default precision {})\n", version_number(), word_of(default_precision()));
-    for (const auto& [name, version] : build_and_library_versions()) text += name + ": " + version + "\n";
+    Json others = versions_json();
+    others.erase("train_gpt");
+    for (const auto& [name, version] : others.items()) text += name + ": " + version.get<std::string>() + "\n";
     return text;
 }
 

@@ -11,7 +11,9 @@
 
 namespace llmc {
 
-static void add_note(Options& o, const std::string& note) {
+template <class... Values>
+static void add_note(Options& o, fmt::format_string<Values...> format, Values&&... values) {
+    const std::string note = fmt::format(format, std::forward<Values>(values)...);
     if (!contains(o.notes, note)) o.notes.push_back(note);
 }
 
@@ -119,7 +121,7 @@ static void resolve_batch_schedule(Options& o, int ranks) {
         end += steps;
         stages += fmt::format("{} tokens per step up to step {}, ", with_commas(tokens), end);
     }
-    if (end > 0) add_note(o, fmt::format("--batch-schedule: {}then {}", stages, with_commas(o.total_batch)));
+    if (end > 0) add_note(o, "--batch-schedule: {}then {}", stages, with_commas(o.total_batch));
 }
 
 static void resolve_seq_schedule(Options& o) {
@@ -134,7 +136,7 @@ static void resolve_seq_schedule(Options& o) {
         end += steps;
         stages += fmt::format("sequences of {} tokens up to step {}, ", tokens, end);
     }
-    if (end > 0) add_note(o, fmt::format("--seq-schedule: {}then of {}", stages, o.seq));
+    if (end > 0) add_note(o, "--seq-schedule: {}then of {}", stages, o.seq);
 }
 
 // A step with more tokens than the whole training set is rarely intended.
@@ -142,8 +144,8 @@ static void note_large_batch(Options& o, int64_t train_tokens) {
     if (o.schedule.steps <= 0) return;
     const int64_t tokens = o.batches.tokens_of(o.schedule.steps);
     if (train_tokens <= 0 || tokens < train_tokens) return;
-    add_note(o, fmt::format("a step takes {} tokens, and the training set has {}: every step goes over all of it",
-                            with_commas(tokens), with_commas(train_tokens)));
+    add_note(o, "a step takes {} tokens, and the training set has {}: every step goes over all of it",
+             with_commas(tokens), with_commas(train_tokens));
 }
 
 // Turns --epochs into steps.
@@ -226,9 +228,9 @@ static void resolve_validation_interval(Options& o, const ResolveInputs& inputs)
 
 static void note_copied_data(Options& o, const ResolveInputs& inputs) {
     if (!inputs.trained_on.empty())
-        add_note(o, inputs.trained_on + " is in both -i and -j: its validation loss is not on unseen text");
+        add_note(o, "{} is in both -i and -j: its validation loss is not on unseen text", inputs.trained_on);
     if (!inputs.copied.empty())
-        add_note(o, inputs.copied + " is a copy of another shard of -i, so a pass reads its tokens twice");
+        add_note(o, "{} is a copy of another shard of -i, so a pass reads its tokens twice", inputs.copied);
 }
 
 // ---- the optimizer -------------------------------------------------------------------------------------------------
@@ -303,8 +305,7 @@ static void check_resume(const Options& o) {
 
 static void resolve_zero(Options& o, int ranks) {
     if (ranks == 1 && o.sharding.stage > 0)
-        add_note(
-            o, fmt::format("-z {} has no effect in one process; start several with mpirun or srun", o.sharding.stage));
+        add_note(o, "-z {} has no effect in one process; start several with mpirun or srun", o.sharding.stage);
     if (o.sharding.stage < 0 || ranks == 1) o.sharding.stage = ranks > 1 ? 1 : 0;
 }
 
@@ -313,7 +314,7 @@ static void resolve_zero(Options& o, int ranks) {
 static void resolve_precision(Options& o, const ResolveInputs& inputs) {
     if (o.precision != Precision::automatic) return;
     o.precision = inputs.fp8_supported ? Precision::fp8 : inputs.bf16_supported ? Precision::bf16 : Precision::fp32;
-    add_note(o, fmt::format("--precision auto: {}", word_of(o.precision)));
+    add_note(o, "--precision auto: {}", word_of(o.precision));
 }
 
 static void resolve_loss_scale(Options& o) {
@@ -356,7 +357,7 @@ static void check_emulation(Options& o, const ResolveInputs& inputs) {
             "--fp8-recipe {}: {}. Use another recipe or --precision bf16; --fp8-emulation runs the matmuls in BF16 on "
             "the same FP8 values, slower than --precision bf16",
             word_of(o.fp8.recipe), because);
-    add_note(o, "--fp8-emulation: all FP8 matmuls run in BF16, slower than --precision bf16: " + because);
+    add_note(o, "--fp8-emulation: all FP8 matmuls run in BF16, slower than --precision bf16: {}", because);
 }
 
 static void resolve_offload(Options& o) {
@@ -371,8 +372,7 @@ static void note_tf32_without_effect(Options& o, const ResolveInputs& inputs) {
     if (o.tf32 && inputs.host_device)
         add_note(o, "--tf32 is ignored: the CPU build has no tensor cores");
     else if (o.tf32 && o.precision != Precision::fp32)
-        add_note(
-            o, fmt::format("--tf32 is ignored: it needs --precision fp32, and this run has {}", word_of(o.precision)));
+        add_note(o, "--tf32 is ignored: it needs --precision fp32, and this run has {}", word_of(o.precision));
 }
 
 // Notes flags that differ from the default and that this run never reads.
@@ -386,21 +386,20 @@ static void note_flags_without_effect(Options& o, int ranks) {
     } rows[] = {{"val-batches val-precision", validates, "without --val"},
                 {"val-every", validates || scores, "without --val, --task or --hellaswag"},
                 {"prompt sample-tokens temperature top-k top-p", o.sample_every > 0, "without --sample-every"},
+                {"top-k top-p", o.temperature > 0, "with --temperature 0"},
                 {"keep after-checkpoint checkpoint-local on-save-error", !o.out.empty(), "without --out"},
                 {"reduce", ranks > 1, "in one process; start several with mpirun or srun"}};
     for (const auto& [names, are_read, without] : rows)
         for (const std::string& name : words_in(names)) {
             const Flag& flag = *find_flag(name);
             if (!are_read && o.given.contains(name) && *flag.get(o) != *flag.get(Options()))
-                add_note(o, fmt::format("--{} has no effect {}", name, without));
+                add_note(o, "--{} has no effect {}", name, without);
         }
     for (const char* name : {"verify-every", "signals-every"})
         if (const Json every = *find_flag(name)->get(o); o.given.contains(name) && every > o.schedule.steps)
-            add_note(o, fmt::format("--{} {} has no effect in {}", name, json_text(every),
-                                    plural(o.schedule.steps, "step")));
+            add_note(o, "--{} {} has no effect in {}", name, json_text(every), plural(o.schedule.steps, "step"));
     if (o.is_fp8() && o.fp8.until != Fp8Until::kNever && o.fp8.until >= o.schedule.steps && o.schedule.steps >= 0)
-        add_note(o, fmt::format("--fp8-until {} has no effect in {}", o.text("fp8-until"),
-                                plural(o.schedule.steps, "step")));
+        add_note(o, "--fp8-until {} has no effect in {}", o.text("fp8-until"), plural(o.schedule.steps, "step"));
 }
 
 // Notes FP8 flags that differ from the default in a run without FP8. A run.json also holds the defaults.
@@ -411,8 +410,8 @@ static void note_fp8_flags_without_effect(Options& o) {
         if (flag.long_name.starts_with("fp8-") && *flag.get(o) != *flag.get(Options()))
             names.push_back("--" + flag.long_name);
     if (!names.empty())
-        add_note(o, joined(names) + (names.size() == 1 ? " has" : " have") + " no effect with --precision " +
-                        word_of(o.precision));
+        add_note(o, "{} {} no effect with --precision {}", joined(names), names.size() == 1 ? "has" : "have",
+                 word_of(o.precision));
 }
 
 // run.json and checkpoints name the kernels, because others may round differently.

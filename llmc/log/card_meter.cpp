@@ -53,12 +53,6 @@ CardMeter::~CardMeter() {
     dlclose(nvml_->library);
 }
 
-std::optional<CardMeter::Counter> CardMeter::read_counter(double now) const {
-    Counter counter{0, now};
-    if (nvml_->total_energy(device_, &counter.millijoules) != 0) return std::nullopt;
-    return counter;
-}
-
 CardReading CardMeter::since_last() {
     if (nvml_ == nullptr) return {};
     const double time = monotonic_seconds();
@@ -72,11 +66,12 @@ CardReading CardMeter::since_last() {
         sensors_.temperature_c = read(nvml_->temperature, kGpuSensor);
     }
     CardReading reading = sensors_;
-    const std::optional<Counter> now = read_counter(time), before = std::exchange(last_, now);
+    const std::optional<Counter> before = std::exchange(last_, Counter{0, time});
+    if (nvml_->total_energy(device_, &last_->millijoules) != 0) last_.reset();
     // The counter restarts when the driver is loaded again.
-    if (now && before && now->millijoules >= before->millijoules) {
-        reading.joules = 1e-3 * static_cast<double>(now->millijoules - before->millijoules);
-        reading.watts = reading.joules / (now->time - before->time);
+    if (last_ && before && last_->millijoules >= before->millijoules) {
+        reading.joules = 1e-3 * static_cast<double>(last_->millijoules - before->millijoules);
+        reading.watts = reading.joules / (last_->time - before->time);
     }
     return reading;
 }

@@ -33,7 +33,6 @@ private:
         unsigned long long millijoules;
         double time;  // monotonic_seconds()
     };
-    std::optional<Counter> read_counter(double now) const;
 
     std::unique_ptr<Nvml> nvml_;  // nullptr if nothing can be read
     void* device_ = nullptr;      // nvmlDevice_t

@@ -43,32 +43,30 @@ static std::string compiler() {
 
 #if LLMC_CUDA
 
-static void add_libraries(Versions& versions) {
-    versions.emplace_back("cuda", dotted_version(CUDART_VERSION, {1000, 10}));
+static void add_libraries(Json& versions) {
+    versions["cuda"] = dotted_version(CUDART_VERSION, {1000, 10});
     int number = 0;
-    if (cudaRuntimeGetVersion(&number) == cudaSuccess)
-        versions.emplace_back("cuda_runtime", dotted_version(number, {1000, 10}));
+    if (cudaRuntimeGetVersion(&number) == cudaSuccess) versions["cuda_runtime"] = dotted_version(number, {1000, 10});
     if (cudaDriverGetVersion(&number) == cudaSuccess && number > 0)  // 0: there is no driver
-        versions.emplace_back("cuda_of_driver", dotted_version(number, {1000, 10}));
+        versions["cuda_of_driver"] = dotted_version(number, {1000, 10});
     std::string driver;
-    if (std::ifstream("/sys/module/nvidia/version") >> driver) versions.emplace_back("driver", driver);
-    versions.emplace_back("cublaslt", dotted_version(static_cast<int>(cublasLtGetVersion()), {10000, 100, 1}));
+    if (std::ifstream("/sys/module/nvidia/version") >> driver) versions["driver"] = driver;
+    versions["cublaslt"] = dotted_version(static_cast<int>(cublasLtGetVersion()), {10000, 100, 1});
     // Present only in runs that have opened it.
     void* const nccl = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
     if (!nccl) return;
     const auto nccl_version = reinterpret_cast<int (*)(int*)>(dlsym(nccl, "ncclGetVersion"));
-    if (nccl_version && nccl_version(&number) == 0)
-        versions.emplace_back("nccl", dotted_version(number, {10000, 100, 1}));
+    if (nccl_version && nccl_version(&number) == 0) versions["nccl"] = dotted_version(number, {10000, 100, 1});
     dlclose(nccl);
 }
 
 #else
 
-static void add_libraries(Versions& versions) {
-    versions.emplace_back("openblas", openblas_get_config());
-    versions.emplace_back("openblas_core", openblas_get_corename());
+static void add_libraries(Json& versions) {
+    versions["openblas"] = openblas_get_config();
+    versions["openblas_core"] = openblas_get_corename();
     const std::string onednn = host::OnednnProducts::version();
-    if (!onednn.empty()) versions.emplace_back("onednn", onednn);
+    if (!onednn.empty()) versions["onednn"] = onednn;
 }
 
 #endif
@@ -84,16 +82,13 @@ std::string dotted_version(int number, const std::vector<int>& units) {
     return text;
 }
 
-Versions build_and_library_versions() {
-    Versions versions{{"git", kGitVersion}, {"built_for", LLMC_BUILT_FOR}, {"compiler", compiler()}};
+Json versions_json() {
+    Json versions = {{"train_gpt", version_number()},
+                     {"git", std::string(kGitVersion)},
+                     {"built_for", LLMC_BUILT_FOR},
+                     {"compiler", compiler()}};
     add_libraries(versions);
     return versions;
-}
-
-Json versions_json() {
-    Json json = {{"train_gpt", version_number()}};
-    for (const auto& [name, version] : build_and_library_versions()) json[name] = version;
-    return json;
 }
 
 std::string fingerprint_text(uint64_t fingerprint) { return fmt::format("{:016x}", fingerprint); }

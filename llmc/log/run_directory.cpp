@@ -17,6 +17,7 @@
 #include "llmc/base/clock.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
+#include "llmc/comm/launch.h"
 
 namespace llmc {
 
@@ -31,7 +32,7 @@ const double process_start = monotonic_seconds();
 
 Json read_run_json(const std::string& directory) {
     constexpr InputKind kind = {"description of the run", "the run.json of a run", ExitCode::checkpoint, 16};
-    return read_json_or_null<Json>((fs::path(directory) / "run.json").string(), kind);
+    return read_json_or_null((fs::path(directory) / "run.json").string(), kind);
 }
 
 double seconds_since_start() { return monotonic_seconds() - process_start; }
@@ -121,8 +122,6 @@ void require_checkpoint_directory(const std::string& path) {
 constexpr int kFlags = O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
 constexpr size_t kMostWaiting = size_t{64} << 20;
 
-static void warn(const std::string& text) { print_error("train_gpt: {}", text); }
-
 static bool ends_line(int fd, int64_t bytes) {
     char last = '\n';
     return bytes == 0 || (::pread(fd, &last, 1, bytes - 1) == 1 && last == '\n');
@@ -131,7 +130,8 @@ static bool ends_line(int fd, int64_t bytes) {
 LogFile::~LogFile() {
     if (fd_ < 0) return;
     if (!waiting_.empty()) write_waiting();
-    if (!waiting_.empty()) warn(path_ + " lacks the last " + format_bytes(waiting_.size()) + " of its lines");
+    if (!waiting_.empty())
+        print_error("train_gpt: {} lacks the last {} of its lines", path_, format_bytes(waiting_.size()));
     ::close(fd_);
 }
 
@@ -147,10 +147,12 @@ void LogFile::open(const std::string& path, int64_t bytes) {
 
 void LogFile::cut(int64_t size, int64_t bytes) {
     if (size < bytes)
-        warn(fmt::format("{} has {}, but had {} when the checkpoint was written: the records of some steps are missing",
-                         path_, format_bytes(size), format_bytes(bytes)));
+        print_error(
+            "train_gpt: {} has {}, but had {} when the checkpoint was written: the records of some steps are missing",
+            path_, format_bytes(size), format_bytes(bytes));
     if (size > bytes && !ends_line(fd_, bytes))
-        warn(path_ + " is not the file that the checkpoint's run wrote: some steps may appear in it twice");
+        print_error("train_gpt: {} is not the file that the checkpoint's run wrote: some steps may appear in it twice",
+                    path_);
     else if (size > bytes && ::ftruncate(fd_, bytes) == 0)
         size = bytes;
     if (!ends_line(fd_, size)) waiting_ = "\n";  // goes before the first line
@@ -166,7 +168,7 @@ void LogFile::follow_path() {
     if (fd < 0) return;  // the run directory is gone; the old file still takes lines
     ::close(fd_);
     fd_ = fd;
-    warn(path_ + " was moved or deleted: the next records go to a new file with that name");
+    print_error("train_gpt: {} was moved or deleted: the next records go to a new file with that name", path_);
 }
 
 void LogFile::append(const std::string& line) {
@@ -188,14 +190,14 @@ void LogFile::write_waiting() {
             continue;
         }
         if (!failing_)
-            warn(fmt::format("cannot write {}: {}; the run continues, and will try to write the records later", path_,
-                             std::strerror(errno)));
+            print_error("train_gpt: cannot write {}: {}; the run continues, and will try to write the records later",
+                        path_, std::strerror(errno));
         failing_ = true;
         return;
     }
     if (!failing_) return;
-    warn(path_ + " can be written again" +
-         (left_out_ > 0 ? fmt::format("; {} lines are lost", with_commas(left_out_)) : ""));
+    print_error("train_gpt: {} can be written again{}", path_,
+                left_out_ > 0 ? fmt::format("; {} lines are lost", with_commas(left_out_)) : "");
     failing_ = false;
     left_out_ = 0;
 }
@@ -219,7 +221,7 @@ std::function<void()> LogFile::synchronizer() const {
         } while (result != 0 && errno == EINTR);
         // EINVAL: /dev/null and pipes cannot be flushed.
         if (result != 0 && errno != EINVAL)
-            warn(fmt::format("cannot flush {} to the disk: {}", path, std::strerror(errno)));
+            print_error("train_gpt: cannot flush {} to the disk: {}", path, std::strerror(errno));
     };
 }
 
@@ -262,7 +264,7 @@ void RunDirectory::lock() {
     struct flock whole {};
     whole.l_type = F_WRLCK;
     whole.l_whence = SEEK_SET;
-    char host[256] = "", owner[320] = "";
+    char owner[320] = "";
     if (::fcntl(lock_, F_OFD_SETLK, &whole) != 0) {
         if (errno != EACCES && errno != EAGAIN) return;  // a file system without locks
         const ssize_t length = ::pread(lock_, owner, sizeof owner - 1, 0);
@@ -276,8 +278,7 @@ void RunDirectory::lock() {
         ::close(lock_);
         return lock();
     }
-    ::gethostname(host, sizeof host - 1);
-    const std::string text = fmt::format("process {} on {}\n", ::getpid(), host);
+    const std::string text = fmt::format("process {} on {}\n", ::getpid(), host_name());
     if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, text.data(), text.size(), 0) < 0) fail_to_prepare(path_, errno);
 }
 

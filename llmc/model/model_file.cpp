@@ -501,7 +501,7 @@ ModelConfig read_model_file(const std::string& path) {
     const std::string content = read_input(path, kModelFile);
     json file;
     try {
-        file = parse_json<json>(content);
+        file = parse_json(content);
     } catch (const JsonError& error) {
         refuse("model file {} is not JSON: {}", path, error.what());
     }

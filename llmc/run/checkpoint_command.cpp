@@ -51,13 +51,14 @@ void CheckpointCommand::start(int64_t step, const std::string& path) {
 
 void CheckpointCommand::look() {
     if (running_) {
-        const std::optional<std::string> problem = running_->process.result();
+        const std::optional<std::string> problem = running_->process->result();
         if (!problem) return;
         if (!problem->empty()) warn(running_->step, *problem);
         running_.reset();
     }
     if (!waiting_) return;
-    running_.emplace(waiting_->step, Child({"/bin/sh", "-c", script_, "sh", waiting_->path}, Child::Pipes::none));
+    const std::vector<std::string> command = {"/bin/sh", "-c", script_, "sh", waiting_->path};
+    running_ = {waiting_->step, std::make_unique<Child>(command, Child::Pipes::none)};
     waiting_.reset();
 }
 

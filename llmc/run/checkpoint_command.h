@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,7 +35,7 @@ private:
     };
     struct Running {
         int64_t step;
-        Child process;
+        std::unique_ptr<Child> process;
     };
     void warn(int64_t step, const std::string& problem) const;
 

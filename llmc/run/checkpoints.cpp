@@ -88,7 +88,7 @@ Manifest Checkpoints<Real>::manifest() {
     m.step = position_.step;
     m.world = trainer_.comm().world();
     m.zero = trainer_.layout().stage();
-    *m.config = parse_json<Json>(config_json(options_));
+    *m.config = parse_json(config_json(options_));
     *m.versions = versions_json();
     RunPosition position = position_;
     position.files = directory_.sizes();

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <limits>
 #include <numbers>
 
 #include "llmc/checkpoint/manifest.h"  // checksum
@@ -37,17 +36,10 @@ void lay_out(const Row& row, int32_t* tokens, int32_t* targets) {
 // True if the completion with the smallest loss is the right one. Of equal losses the first wins; a NaN is never right.
 template <class Loss>
 bool is_right(const Row* rows, Loss&& loss) {
-    const size_t count = rows->example->completions.size();
-    double least = std::numeric_limits<double>::infinity();
-    size_t best = count;
-    for (size_t i = 0; i < count; i++) {
-        if (std::isnan(loss(rows[i]))) return false;
-        if (loss(rows[i]) < least) {
-            least = loss(rows[i]);
-            best = i;
-        }
-    }
-    return best == static_cast<size_t>(rows->example->label);
+    const Row* const end = rows + rows->example->completions.size();
+    if (std::any_of(rows, end, [&](const Row& row) { return std::isnan(loss(row)); })) return false;
+    const Row* const best = std::min_element(rows, end, [&](const Row& a, const Row& b) { return loss(a) < loss(b); });
+    return best - rows == rows->example->label && std::isfinite(loss(*best));
 }
 
 // Lets the model answer multiple-choice examples: each completion is scored by the log-probabilities of its scored
@@ -126,15 +118,14 @@ std::vector<int> prompt_tokens(PromptEncoder& encoder, const std::string& prompt
     const std::vector<int> tokens =
         prompt.empty() ? std::vector<int>{std::max(decoder.end_token(), 0)} : encoder.encode(prompt);
     if (!encoder.hash().empty() && !decoder.hash().empty() && encoder.hash() != decoder.hash())
-        throw Error(
-            ExitCode::bad_data,
+        refuse_data(
             "--prompt: {} is not the tokenizer that the training data was made with (tokenizer_hash {}, not {})",
             decoder.encoder(), encoder.hash(), decoder.hash());
     if (tokens.empty()) refuse("--prompt: '{}' contains no token", prompt);
     for (const int token : tokens)
         if (token >= model.vocab)
-            throw Error(ExitCode::bad_data, "the prompt has token id {}, which is outside the model's vocabulary of {}",
-                        token, model.vocab);
+            refuse_data("the prompt has token id {}, which is outside the model's vocabulary of {}", token,
+                        model.vocab);
     return tokens;
 }
 

@@ -68,13 +68,13 @@ static TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
 static void require_tokenizer_of_weights(const TokenDecoder& tokenizer, const Options& o) {
     const TokenizerSearch theirs = find_tokenizer(weight_directories(o.init_from), o.model.vocab);
     try {
-        if (theirs.only_unusable) throw Error(ExitCode::bad_data, "{}", theirs.problem);
+        if (theirs.only_unusable) refuse_data("{}", theirs.problem);
         if (theirs.tokenizer) tokenizer.require_same(*theirs.tokenizer);
     } catch (const Error& error) {
-        throw Error(ExitCode::bad_data,
-                    "--init-from {}: {} (or, to train on with other tokens, copy the weights to a directory without a "
-                    "tokenizer)",
-                    o.init_from, error.what());
+        refuse_data(
+            "--init-from {}: {} (or, to train on with other tokens, copy the weights to a directory without a "
+            "tokenizer)",
+            o.init_from, error.what());
     }
 }
 
@@ -102,7 +102,7 @@ int end_token_of(const ShardSet* set) {
 void check_end_token(const ShardSet& set, const Options& o) {
     const std::string& path = set.path(0);
     const auto refuse = [&](const std::string& what) {
-        throw Error(ExitCode::bad_data, "--doc-mask: " + what + "; " + path + ".json can say {\"end_token\": ID}");
+        refuse_data("--doc-mask: " + what + "; " + path + ".json can say {\"end_token\": ID}");
     };
     const std::optional<int64_t> token = set.end_token();
     if (!token) refuse("which token begins the documents of " + path + " is not known");
@@ -161,8 +161,8 @@ void Inputs::set_order(const Options& o) {
     const std::vector<int64_t> samples = train->samples_by_pattern(o.seq);
     for (size_t i = 0; i < samples.size(); i++)
         if (samples[i] == 0)
-            throw Error(ExitCode::bad_data, "no sequence of T={} tokens fits into '{}'; use a smaller -t or more data",
-                        o.seq, sources.patterns[i]);
+            refuse_data("no sequence of T={} tokens fits into '{}'; use a smaller -t or more data", o.seq,
+                        sources.patterns[i]);
     std::vector<SampleOrder::Stage> stages;
     int64_t steps = -1;
     for (const TrainSources::Stage& stage : sources.stages) {

@@ -97,7 +97,7 @@ std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, Verify
         // A rank may not see the manifest yet, because its file system caches names.
         std::string mine = text;
         if (!comm.is_main()) failure_of([&] { mine = CheckpointReader(path).manifest_text(); });
-        if (mine != text) throw Error(ExitCode::bad_data, "{} is another checkpoint here than on rank 0", path);
+        if (mine != text) refuse_data("{} is another checkpoint here than on rank 0", path);
         reader->verify(how, static_cast<size_t>(comm.rank()), static_cast<size_t>(comm.world()),
                        [&] { ranks.watchdog.alive(); });
     });
@@ -218,7 +218,7 @@ void compare_settings(const Options& o, const Inputs& inputs, Resumed& resumed) 
     // Earlier FP8 runs were validated in FP8.
     if (!then.contains("val-precision")) then["val-precision"] = then["precision"] == "fp8" ? "run" : "bf16";
     then.update(manifest.run->at("data"));
-    now.update(parse_json<Json>(config_json(o)));
+    now.update(parse_json(config_json(o)));
     if (text_of(then["fingerprint"]).find(':') == std::string::npos) now["fingerprint"] = inputs.earlier_fingerprint();
     for (const auto& [name, value] : now.items()) {
         if (!then.contains(name) || then[name] == value) continue;

@@ -49,7 +49,7 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
         run["micro_steps"] = options.micro_steps;
         run["wrote"] = directory.wrote();
     }
-    run["config"] = parse_json<Json>(config_json(options));
+    run["config"] = parse_json(config_json(options));
     write_file(path, json_text(run, 2) + "\n");
 }
 

@@ -72,22 +72,7 @@ StopWaitsFor::~StopWaitsFor() { waits_for = before_; }
 
 bool stop_requested() { return stop; }
 
-const char* stop_signal_name() {
-    switch (first_signal) {
-        case SIGINT:
-            return "SIGINT";
-        case SIGTERM:
-            return "SIGTERM";
-        case SIGHUP:
-            return "SIGHUP";
-        case SIGUSR1:
-            return "SIGUSR1";
-        case SIGUSR2:
-            return "SIGUSR2";
-        default:
-            return "none";
-    }
-}
+std::string stop_signal_name() { return first_signal == 0 ? "none" : std::string("SIG") + sigabbrev_np(first_signal); }
 
 Deadline deadline_after(double minutes) {
     return minutes > 0 ? Deadline(monotonic_seconds() + 60 * minutes) : std::nullopt;

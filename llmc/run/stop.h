@@ -35,7 +35,7 @@ private:
 };
 
 bool stop_requested();
-const char* stop_signal_name();  // the first signal that asked for a stop: "SIGTERM"; "none"
+std::string stop_signal_name();  // the first signal that asked for a stop: "SIGTERM"; "none"
 
 // ---- stopping between steps and within long work --------------------------------------------------------------------
 

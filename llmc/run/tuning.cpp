@@ -100,9 +100,7 @@ static Rates measure_links(const Comm& comm) {
 }
 
 // Rank 0's value.
-static Json broadcast(const Comm& comm, const Json& json) {
-    return parse_json<Json>(broadcast_text(comm, json_text(json)));
-}
+static Json broadcast(const Comm& comm, const Json& json) { return parse_json(broadcast_text(comm, json_text(json))); }
 
 // Times the products and measures the rates that are not known yet.
 static Json measure(const Options& o, const ProductUses& products, const ProductChoices& chosen, const Json& known,

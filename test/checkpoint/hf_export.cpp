@@ -69,9 +69,7 @@ double half_ulp(double value, int fraction_bits, int smallest_exponent) {
     return std::ldexp(0.5, exponent - fraction_bits);
 }
 
-nlohmann::json config_in(const std::string& folder) {
-    return parse_json<nlohmann::json>(read_file(folder + "/config.json"));
-}
+nlohmann::json config_in(const std::string& folder) { return parse_json(read_file(folder + "/config.json")); }
 
 }  // namespace
 
@@ -148,7 +146,7 @@ TEST_CASE("hf_export: a model larger than the limit of a file is split into seve
     const NamedWeights weights = weights_of(kSmall);
     export_as(folder / "", StateFormat::fp32, weights, 20'000);
     CHECK(!std::filesystem::exists(folder / "model.safetensors"));
-    const nlohmann::json index = parse_json<nlohmann::json>(read_file(folder / "model.safetensors.index.json"));
+    const nlohmann::json index = parse_json(read_file(folder / "model.safetensors.index.json"));
     CHECK(index["metadata"]["total_size"] == 4 * kSmall.parameters());
     CHECK(index["weight_map"].size() == hf_tensors(kSmall).size());
     size_t shards = 0, tensors = 0;
@@ -172,7 +170,7 @@ TEST_CASE("hf_export: a model larger than the limit of a file is split into seve
 
     TemporaryDirectory other;
     export_as(other / "", StateFormat::fp8, weights_of(kSmallQwen), 9'000, kSmallQwen);
-    const nlohmann::json fp8 = parse_json<nlohmann::json>(read_file(other / "model.safetensors.index.json"));
+    const nlohmann::json fp8 = parse_json(read_file(other / "model.safetensors.index.json"));
     const std::string name = "model.layers.1.mlp.up_proj.weight";
     CHECK(fp8["weight_map"][name] == fp8["weight_map"][name + "_scale"]);
     CHECK(fp8["metadata"]["total_size"] == 2 * kSmallQwen.parameters() - kCodesOfQwen + 14 * 4);

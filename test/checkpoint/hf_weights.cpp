@@ -149,7 +149,7 @@ TEST_CASE("hf_weights: export writes (in, out) matrices, no padded rows, and con
     CHECK(wte.size() == 28);
     CHECK(std::equal(wte.begin(), wte.end(), weights.at("wte").begin()));
 
-    const nlohmann::json config = parse_json<nlohmann::json>(read_file(folder / "config.json"));
+    const nlohmann::json config = parse_json(read_file(folder / "config.json"));
     CHECK(config["model_type"] == "gpt2");
     CHECK(config["architectures"][0] == "GPT2LMHeadModel");
     CHECK(config["n_layer"] == 2);
@@ -311,7 +311,7 @@ TEST_CASE("hf_weights: a config.json of another model is refused, with every num
                    "layers is 2, this model has 3; channels is 4, this model has 8; vocab is 7, this model has 9; "
                    "context is 5, this model has 6; choose"));
 
-    nlohmann::json config = parse_json<nlohmann::json>(read_file(folder / "config.json"));
+    nlohmann::json config = parse_json(read_file(folder / "config.json"));
     config["model_type"] = "gemma";
     make_file(folder / "config.json", json_text(config));
     CHECK(
@@ -345,7 +345,7 @@ TEST_CASE("hf_weights: a directory describes its own model") {
     CHECK(differences(open_weights(folder / "")->model(), kTiny) == "");
     CHECK(open_weights(path)->fetch("h.1.qkv.weight") == numbered_weights(kTiny)["h.1.qkv.weight"]);
 
-    nlohmann::json config = parse_json<nlohmann::json>(read_file(folder / "config.json"));
+    nlohmann::json config = parse_json(read_file(folder / "config.json"));
     config.erase("vocab_size");
     config.erase("n_positions");
     config.erase("n_ctx");

@@ -22,7 +22,7 @@ Manifest example(int world) {
 std::string refusal(const std::function<void(nlohmann::ordered_json&)>& change, int world = 2) {
     const std::string text = manifest_text(example(world));
     const size_t at = text.find("\"manifest\": ") + 12;
-    nlohmann::ordered_json body = parse_json<nlohmann::ordered_json>(text.substr(at, text.size() - at - 2));
+    nlohmann::ordered_json body = parse_json(text.substr(at, text.size() - at - 2));
     change(body);
     const std::string changed = json_text(body, 1);
     const std::string whole =
@@ -44,7 +44,7 @@ TEST_CASE("manifest: reads back, and is JSON") {
     CHECK(*back.config == *m.config);
     CHECK(*back.state == *m.state);
     CHECK(back.bytes() == 300);
-    CHECK(parse_json<nlohmann::json>(manifest_text(m))["manifest"]["step"] == 20);
+    CHECK(parse_json(manifest_text(m))["manifest"]["step"] == 20);
     CHECK(refusal([](auto&) {}) == "");  // the helper itself changes nothing
 }
 

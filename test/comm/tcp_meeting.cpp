@@ -91,9 +91,7 @@ TEST_CASE("meeting: the listener only serves the interface of MASTER_ADDR") {
         // A machine without IPv6 has no ::1.
         CHECK((is_loopback(address) || (std::strchr(host, ':') && address == "0.0.0.0")));
     }
-    char own[256] = "";
-    gethostname(own, sizeof own - 1);
-    if (std::string(own) != "localhost") CHECK_FALSE(is_loopback(TcpSocket::listen(own, 0).local_address()));
+    if (host_name() != "localhost") CHECK_FALSE(is_loopback(TcpSocket::listen(host_name(), 0).local_address()));
     // Not this machine's address, and an unknown name: MASTER_ADDR may be known only to the other machines.
     for (const char* host : {"192.0.2.1", "no-such-host.invalid"}) {
         const std::string address = TcpSocket::listen(host, 0).local_address();
@@ -345,7 +343,7 @@ std::string exchange_with_liar(const std::vector<size_t>& announced) {
     const std::string data(16, 'x');
     liar.send_without_waiting(data.data(), data.size());
     Header answer;
-    const bool answered = liar.receive_until(monotonic_seconds() + 1, &answer, sizeof answer);
+    const bool answered = liar.receive(&answer, sizeof answer, monotonic_seconds() + 1);
     liar.close();
     rank_0.join();
     CHECK(answered != contains(error, "was lost"));

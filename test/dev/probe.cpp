@@ -166,10 +166,10 @@ TEST_CASE("probe: a file of results is JSON after every record, and is continued
     {
         ResultFile results(path, header, {"card"});
         CHECK_FALSE(results.continued());
-        CHECK(parse_json<nlohmann::json>(test::read_file(path))["records"].empty());
+        CHECK(parse_json(test::read_file(path))["records"].empty());
         for (int i = 0; i < 3; i++) {
             results.append({{"case", fmt::format("case {}", i)}, {"i", i}});
-            CHECK(parse_json<nlohmann::json>(test::read_file(path))["records"].size() == static_cast<size_t>(i) + 1);
+            CHECK(parse_json(test::read_file(path))["records"].size() == static_cast<size_t>(i) + 1);
         }
         CHECK(results.has("case 2"));
         CHECK_FALSE(results.has("case 3"));
@@ -184,7 +184,7 @@ TEST_CASE("probe: a file of results is JSON after every record, and is continued
         CHECK_FALSE(results.has("case 2"));
         results.append({{"case", "case 2"}});
     }
-    const nlohmann::json all = parse_json<nlohmann::json>(test::read_file(path));
+    const nlohmann::json all = parse_json(test::read_file(path));
     CHECK(all["date"] == "today");
     CHECK(all["records"].size() == 3);
     CHECK_THROWS_AS(ResultFile(path, {{"card", "B"}}, {"card"}), Error);

@@ -139,6 +139,9 @@ class Sample(Case):
         """
         flags = ["--prompt", "dan ", "--tokens", "20", "--temperature", "0"]
         expected = self.sample(*flags).out
+        greedy = self.sample(*flags, "--top-k", "3")
+        self.assertEqual(greedy.out, expected)
+        self.assertIn("note: --top-k and --top-p have no effect with --temperature 0\n", greedy.err)
         exported = new_path()
         self.assertEqual(run("export", "--from", self.trained.directory, "--to", exported).code, 0)
         (checkpoint,) = os.listdir(self.trained.path("checkpoints"))

@@ -116,7 +116,7 @@ json sample_json(const Flag& flag, const std::string& text) {
     const std::string form = flag.value.substr(0, flag.value.find('['));
     const bool takes_number = (form == "N" || form == "X") && flag.long_name != "loss-scale";
     const bool is_number = by_default.is_number() || (by_default.is_null() && takes_number);
-    return is_number ? parse_json<json>(text) : json(text);
+    return is_number ? json(parse_json(text)) : json(text);
 }
 
 // Other flags that the flag requires.
@@ -157,8 +157,8 @@ TEST_CASE("options: every long flag reaches its variable, and no other" * doctes
             if (&other != &flag) CHECK(*other.get(given) == *other.get(without));
 
         // The configuration has it under the flag's name, and reads it back.
-        const json before = parse_json<json>(config_json(without));
-        const json after = parse_json<json>(config_json(given));
+        const json before = parse_json(config_json(without));
+        const json after = parse_json(config_json(given));
         json changed = before;
         if (!flag.command_line_only) changed[flag.long_name] = after[flag.long_name];
         CHECK(changed == after);
@@ -522,7 +522,7 @@ TEST_CASE("options: a removed flag may be in a configuration with its default, a
         CHECK(contains(refusal({"-i", "x", ("--" + removed.name + "=1").c_str()}),
                        "--" + removed.name + " has been removed: " + removed.instead));
         for (const bool of_run : {false, true}) {
-            for (const json& value : {json(), parse_json<json>(removed.default_value)}) {
+            for (const Json& value : {Json(), parse_json(removed.default_value)}) {
                 const Options o = parse(with({{"train", "t"}, {"batch", 7}, {removed.name, value}}, of_run)).options;
                 CHECK(o.batch == 7);
                 CHECK(!o.given.contains(removed.name));
@@ -656,7 +656,7 @@ TEST_CASE("options: a printed configuration is accepted and prints the same") {
         CHECK(second.model == first.model);
         CHECK(second.micro_steps == first.micro_steps);
         // A run.json holds the same under "config". Flags next to it would not be read.
-        const ConfigFile run(json_text(json{{"world", 1}, {"config", parse_json<json>(printed)}}));
+        const ConfigFile run(json_text(json{{"world", 1}, {"config", parse_json(printed)}}));
         CHECK(config_json(parse({"--config", run.path.c_str()}).options) == printed);
     }
     const ConfigFile beside(R"({"model": {"name": "d12"}, "config": {"train": "t"}, "lr": 1e-2})");
@@ -669,7 +669,7 @@ TEST_CASE("options: -e list names the models that -e takes, without training dat
     REQUIRE(text);
     for (const std::string& name : model_names()) CHECK(contains(*text, name));
     CHECK(parse({"--model=list", "-i", "x"}).text == text);
-    CHECK(parse_json<json>(*parse({"-e", "list", "--json"}).text) == json(model_names()));
+    CHECK(parse_json(*parse({"-e", "list", "--json"}).text) == Json(model_names()));
 }
 
 TEST_CASE("options: help and version win over everything else") {

@@ -362,6 +362,9 @@ TEST_CASE("resolve: flags that the run does not read are noted") {
                                                         "--keep has no effect without --out"});
     o.val = {{"", "v.bin"}}, o.sample_every = 1, o.out = "run";
     CHECK(resolved(o).notes.empty());
+    o.temperature = 0;
+    CHECK(joined(resolved(o).notes) == "--top-k has no effect with --temperature 0");
+    o.temperature = 1;
     o.schedule.steps = 9, o.verify_every = 10;
     o.given = {"verify-every"};
     CHECK(resolved(o).notes == std::vector<std::string>{"--verify-every 10 has no effect in 9 steps"});

@@ -66,7 +66,7 @@ void read_manifest(const std::string& bytes) {
 }
 
 void read_state(const std::string& bytes) {
-    const auto json = parse_json_or_null<nlohmann::ordered_json>(bytes);
+    const auto json = parse_json_or_null(bytes);
     if (json.is_null()) return;
     expect_no_more_than_errors([&] { json_text(state_json(state_from_json(json))); });
 }
@@ -147,7 +147,7 @@ void read_model(const std::string& bytes) {
         const ModelConfig config = read_model_file(file.path());
         config.validate();
         json_text(hf_model_json(config));
-        model_from_json(parse_json<nlohmann::json>(json_text(model_json(config))), "what was written").validate();
+        model_from_json(parse_json(json_text(model_json(config))), "what was written").validate();
     });
 }
 

@@ -26,6 +26,8 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
+json parsed(const std::string& line) { return parse_json(line); }
+
 StepRecord skipped(double loss, double norm, int bad_tensor = 0, ExceededLimits spike = {}) {
     StepRecord record;
     record.step = 37;
@@ -40,7 +42,7 @@ StepRecord skipped(double loss, double norm, int bad_tensor = 0, ExceededLimits 
 }  // namespace
 
 TEST_CASE("metrics: a step record has the promised fields") {
-    const json line = parse_json<json>(metrics_line(example()));
+    const json line = parsed(metrics_line(example()));
     CHECK(line["step"] == 7);
     CHECK(line["tokens"] == 28672);
     CHECK(line["ms"] == 82.125);
@@ -49,11 +51,10 @@ TEST_CASE("metrics: a step record has the promised fields") {
     CHECK_FALSE(line.contains("source_tokens"));
     StepRecord mixed = example();
     mixed.source_tokens = {{"a", 20000}, {"b", 8672}};
-    CHECK(parse_json<json>(metrics_line(mixed))["source_tokens"] == json{{"a", 20000}, {"b", 8672}});
+    CHECK(parsed(metrics_line(mixed))["source_tokens"] == json{{"a", 20000}, {"b", 8672}});
     StepRecord emulated = example();
     emulated.products = {48, 3, 0, 40};
-    CHECK(parse_json<json>(metrics_line(emulated))["products"] ==
-          json{{"fp8", 48}, {"bf16", 3}, {"fp32", 0}, {"emulated", 40}});
+    CHECK(parsed(metrics_line(emulated))["products"] == json{{"fp8", 48}, {"bf16", 3}, {"fp32", 0}, {"emulated", 40}});
     CHECK(line["skipped"] == 2);
     CHECK(line["loss_scale"] == 65536);
     for (const char* name : {"mfu", "watts", "joules_per_token", "sm_clock_mhz", "temperature_c"})
@@ -61,11 +62,11 @@ TEST_CASE("metrics: a step record has the promised fields") {
     StepRecord measured = example();
     measured.watts = 700.5;
     measured.joules_per_token = 0.25;
-    CHECK(parse_json<json>(metrics_line(measured))["watts"] == 700.5);
+    CHECK(parsed(metrics_line(measured))["watts"] == 700.5);
     measured.mfu = 0.5;
     measured.sm_clock_mhz = 1755;
     measured.temperature_c = 61;
-    const json cards = parse_json<json>(metrics_line(measured));
+    const json cards = parsed(metrics_line(measured));
     CHECK(cards["joules_per_token"] == 0.25);
     CHECK(cards["mfu"] == 0.5);
     CHECK(cards["sm_clock_mhz"] == 1755);
@@ -78,27 +79,27 @@ TEST_CASE("metrics: a step record has the promised fields") {
 TEST_CASE("metrics: a verified step, and the first of fresh weights") {
     StepRecord record = example();
     for (const char* key : {"verified", "verify_ms", "fresh_weights"})
-        CHECK(!parse_json<json>(metrics_line(record)).contains(key));
+        CHECK(!parsed(metrics_line(record)).contains(key));
     record.verified = VerifiedStep{12.5, ""};
     record.fresh = FreshLoss{10.75, 11.0};
-    const json line = parse_json<json>(metrics_line(record));
+    const json line = parsed(metrics_line(record));
     CHECK(line["verified"] == true);
     CHECK(line["verify_ms"] == 12.5);
     CHECK(line["fresh_weights"] == json{{"ln_vocab", 10.75}, {"expected_loss", 11.0}});
     record.verified->difference = "output of h.3 differs";
-    CHECK(parse_json<json>(metrics_line(record))["verified"] == false);
+    CHECK(parsed(metrics_line(record))["verified"] == false);
 }
 
 TEST_CASE("metrics: the batch's fingerprint, and a spike only where there was one") {
     StepRecord record = example();
-    CHECK(!parse_json<json>(metrics_line(record)).contains("batch_hash"));
-    CHECK(!parse_json<json>(metrics_line(record)).contains("spike"));
+    CHECK(!parsed(metrics_line(record)).contains("batch_hash"));
+    CHECK(!parsed(metrics_line(record)).contains("spike"));
     record.batch_hash = "00000000000001fe";
     record.spike.norm = 0.5f;
-    CHECK(parse_json<json>(metrics_line(record))["batch_hash"] == "00000000000001fe");
-    CHECK(parse_json<json>(metrics_line(record))["spike"] == json{{"norm", 0.5}});
+    CHECK(parsed(metrics_line(record))["batch_hash"] == "00000000000001fe");
+    CHECK(parsed(metrics_line(record))["spike"] == json{{"norm", 0.5}});
     record.spike.loss = 4.5f;
-    CHECK(parse_json<json>(metrics_line(record))["spike"] == json{{"loss", 4.5}, {"norm", 0.5}});
+    CHECK(parsed(metrics_line(record))["spike"] == json{{"loss", 4.5}, {"norm", 0.5}});
 }
 
 TEST_CASE("metrics: floats read back to the same bits") {
@@ -110,7 +111,7 @@ TEST_CASE("metrics: floats read back to the same bits") {
         if (!std::isfinite(value)) continue;
         StepRecord record = example();
         record.loss = value;
-        const float back = static_cast<float>(parse_json<json>(metrics_line(record))["loss"].get<double>());
+        const float back = static_cast<float>(parsed(metrics_line(record))["loss"].get<double>());
         if (std::memcmp(&back, &value, sizeof value) != 0) FAIL("loss of bits " << bits << " reads back as " << back);
     }
 }
@@ -119,11 +120,11 @@ TEST_CASE("metrics: numbers that are not finite are null, and \"nonfinite\" name
     StepRecord record = example();
     record.loss = -NAN;
     record.norm = INFINITY;
-    const json line = parse_json<json>(metrics_line(record));
+    const json line = parsed(metrics_line(record));
     CHECK(line["loss"].is_null());
     CHECK(line["norm"].is_null());
     CHECK(line["nonfinite"] == json{{"loss", "nan"}, {"norm", "inf"}});
-    const json val = parse_json<json>(metrics_line(ValRecord{3, {{"a", -INFINITY}}}));
+    const json val = parsed(metrics_line(ValRecord{3, {{"a", -INFINITY}}}));
     CHECK(val["nonfinite"] == json{{"val_loss_a", "-inf"}});
     CHECK(val["val_perplexity_a"] == 0.0);
     CHECK(main_log_line(record) == "s:6 trl:nan lr:0.000300 norm:inf");
@@ -131,20 +132,20 @@ TEST_CASE("metrics: numbers that are not finite are null, and \"nonfinite\" name
 
 TEST_CASE("metrics: validation records and llm.c's log lines") {
     const ValRecord val = {20, {{"", 3.25f}, {"code", 2.5f, 1.75, 0xabc}}};
-    CHECK(parse_json<json>(metrics_line(val)) == json{{"step", 20},
-                                                      {"val_loss", 3.25},
-                                                      {"val_perplexity", std::exp(3.25)},
-                                                      {"val_loss_code", 2.5},
-                                                      {"val_perplexity_code", std::exp(2.5)},
-                                                      {"val_bpb_code", 1.75},
-                                                      {"val_hash_code", "0000000000000abc"},
-                                                      {"val_precision", "bf16"}});
+    CHECK(parsed(metrics_line(val)) == json{{"step", 20},
+                                            {"val_loss", 3.25},
+                                            {"val_perplexity", std::exp(3.25)},
+                                            {"val_loss_code", 2.5},
+                                            {"val_perplexity_code", std::exp(2.5)},
+                                            {"val_bpb_code", 1.75},
+                                            {"val_hash_code", "0000000000000abc"},
+                                            {"val_precision", "bf16"}});
     CHECK(main_log_line(val) == "s:20 tel:3.2500");
     const ValRecord scored = {20, {{"", 3.25f}}, {{"hellaswag", 8, 0.25, 0.375}, {"piqa", 4, 0.5, 0.75}}};
-    CHECK(parse_json<json>(metrics_line(scored))["hellaswag_acc"] == 0.25);
-    CHECK(parse_json<json>(metrics_line(scored))["hellaswag_acc_norm"] == 0.375);
-    CHECK(parse_json<json>(metrics_line(scored))["piqa_acc"] == 0.5);
-    CHECK(parse_json<json>(metrics_line(scored))["piqa_acc_norm"] == 0.75);
+    CHECK(parsed(metrics_line(scored))["hellaswag_acc"] == 0.25);
+    CHECK(parsed(metrics_line(scored))["hellaswag_acc_norm"] == 0.375);
+    CHECK(parsed(metrics_line(scored))["piqa_acc"] == 0.5);
+    CHECK(parsed(metrics_line(scored))["piqa_acc_norm"] == 0.75);
     CHECK(main_log_line(scored) == "s:20 tel:3.2500\ns:20 eval:0.3750");
     CHECK(main_log_line(ValRecord{20, {}, scored.tasks}) == "s:20 eval:0.3750");
     CHECK(main_log_line(example()) == "s:6 trl:10.9877 lr:0.000300 norm:1.23");  // llm.c counts steps from 0

@@ -49,7 +49,7 @@ TEST_CASE("profile: the file") {
     const TraceProcess process{3, "rank 3 on \"node\"", {"compute", "weights", "gradients"}, 2000, 1700000000000000000};
     const std::vector<Trace::Range> ranges{{"step 4", "host", Kind::host, -1500, 1000, 0, 4},
                                            {"gather block 1", "weights", Kind::communication, 1234, 1235, 42, 4}};
-    const nlohmann::json json = parse_json<nlohmann::json>(trace_json(process, ranges));
+    const nlohmann::json json = parse_json(trace_json(process, ranges));
     CHECK(json["displayTimeUnit"] == "ms");
     CHECK(json["baseTimeNanoseconds"] == 1700000000000000000);
     std::vector<nlohmann::json> complete, names;
@@ -65,11 +65,11 @@ TEST_CASE("profile: the file") {
         CHECK(name["args"]["name"] == lines.at(name["tid"].get<size_t>()));
     }
     REQUIRE(complete.size() == 2);
-    CHECK(complete[0] == parse_json<nlohmann::json>(R"({"ph":"X","pid":3,"tid":0,"ts":0.5,"dur":2.5,"name":"step 4",
+    CHECK(complete[0] == parse_json(R"({"ph":"X","pid":3,"tid":0,"ts":0.5,"dur":2.5,"name":"step 4",
                                                    "cat":"host","args":{"step":4}})"));
-    CHECK(complete[1] == parse_json<nlohmann::json>(R"({"ph":"X","pid":3,"tid":2,"ts":3.234,"dur":0.001,
+    CHECK(complete[1] == parse_json(R"({"ph":"X","pid":3,"tid":2,"ts":3.234,"dur":0.001,
         "name":"gather block 1","cat":"communication","args":{"step":4,"bytes":42}})"));
-    CHECK(parse_json<nlohmann::json>(trace_json(process, {})).contains("traceEvents"));
+    CHECK(parse_json(trace_json(process, {})).contains("traceEvents"));
     // Before `base`; rounding towards 0 would move it.
     CHECK(trace_json({0, "", {}, -5, 0}, {{"x", "host", Kind::host, 0, 1, 0, 1}}).find("\"ts\":-0.005") !=
           std::string::npos);
@@ -92,7 +92,7 @@ TEST_CASE("profile: begins and ends with its steps") {
     };
     const auto names = [&] {
         std::vector<std::string> result;
-        const nlohmann::json trace = parse_json<nlohmann::json>(test::read_file(directory / "trace-rank0.json"));
+        const nlohmann::json trace = parse_json(test::read_file(directory / "trace-rank0.json"));
         for (const nlohmann::json& event : trace["traceEvents"])
             if (event["ph"] == "X") result.push_back(event["name"]);
         std::filesystem::remove_all(directory);

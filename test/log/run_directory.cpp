@@ -79,16 +79,14 @@ TEST_CASE("run directory: run.json") {
     resolve(options, {});
     BegunDirectory run(base / "a", false);
     write_run_json(run, options, {4, "NVIDIA H200", "0123456789abcdef", "feedbeef", -1});
-    const json file = parse_json<json>(read_file(base / "a/run.json"));
+    const json file = parse_json(read_file(base / "a/run.json"));
     CHECK(file["world"] == 4);
     CHECK(file["device"] == "NVIDIA H200");
     CHECK(file["command"] == options.command_line);
     CHECK(file["kernels"] == "portable");
     CHECK(file["config"]["kernels"] == "portable");
-    json versions{{"train_gpt", version_number()}};
-    for (const auto& [name, version] : build_and_library_versions()) versions[name] = version;
-    CHECK(versions.size() > 3);
-    CHECK(file["versions"] == versions);
+    CHECK(file["versions"].size() > 4);
+    CHECK(file["versions"] == json(versions_json()));
     CHECK(file["model"]["parameters"] == 124439808);
     CHECK(file["config"]["train"] == "data/*.bin");
     CHECK(file["config"]["seed"] == 18446744073709551615u);
@@ -107,7 +105,7 @@ TEST_CASE("run directory: a resumed run can add to any run.json") {
         RunFacts facts;
         facts.resumed_at = 4;
         write_run_json(run, {}, facts);
-        const json file = parse_json<json>(read_file(base / "a/run.json"));
+        const json file = parse_json(read_file(base / "a/run.json"));
         CHECK(file["resumed"].back()["step"] == 4);
         CHECK(file["resumed"].size() == (before.ends_with("]}") ? 2 : 1));
         CHECK(file["config"]["lr"] == 3e-4);
@@ -339,7 +337,7 @@ TEST_CASE("run directory: the lock is no link, and a lost lock is harmless") {
     fs::remove(place / "lock");
     run.note_checkpoint(7);
     run.note_checkpoint(8);
-    CHECK(parse_json<json>(read_file(place / "run.json"))["first_checkpoint"] == 7);
+    CHECK(parse_json(read_file(place / "run.json"))["first_checkpoint"] == 7);
 }
 
 TEST_CASE("run directory: a start that is refused leaves no lock") {

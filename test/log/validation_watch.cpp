@@ -72,8 +72,7 @@ TEST_CASE("validation watch: continues from a checkpoint") {
         const auto split = losses.begin() + static_cast<long>(at);
         const std::vector<Verdict> expected = verdicts(whole, losses, "0.5,1", 5);
         std::vector<Verdict> seen = verdicts(begun, {losses.begin(), split}, "0.5,1", 5);
-        ValidationWatch rest =
-            ValidationWatch::from_json(parse_json<nlohmann::ordered_json>(json_text(begun.to_json())));
+        ValidationWatch rest = ValidationWatch::from_json(parse_json(json_text(begun.to_json())));
         for (const Verdict verdict : verdicts(rest, {split, losses.end()}, "0.5,1", 5)) seen.push_back(verdict);
         CHECK(seen == expected);
         CHECK(rest.to_json() == whole.to_json());

@@ -313,7 +313,7 @@ TEST_CASE("model config: nano-dN for every depth, nanochat's 64 channels a layer
 }
 
 TEST_CASE("model config: our own fields of other architectures") {
-    const auto read = [](const char* text) { return model_from_json(parse_json<nlohmann::json>(text), "there"); };
+    const auto read = [](const char* text) { return model_from_json(parse_json(text), "there"); };
     const ModelConfig llama = read(R"({"architecture": "llama", "layers": 2, "heads": 4, "channels": 128, "kv_heads": 2,
         "rope_scaling": {"factor": 8}})");
     CHECK(llama.architecture == &kLlama);

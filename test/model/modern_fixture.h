@@ -17,9 +17,7 @@
 namespace llmc::test {
 
 inline const nlohmann::json& modern_fixture() {
-    static const nlohmann::json file = [] {
-        return parse_json<nlohmann::json>(read_file(fixture_path("modern.json")));
-    }();
+    static const nlohmann::json file = [] { return parse_json(read_file(fixture_path("modern.json"))); }();
     return file;
 }
 constexpr const char* kModernModels[] = {"llama", "llama_tied", "mistral", "qwen2", "qwen3", "nano"};

@@ -60,7 +60,7 @@ template <class Real>
 bool restore(TestModel<Real>& to, TestModel<Real>& from) {
     const auto values = slices_of(from);
     const std::string text = json_text(state_json(from.trainer.read_state()));
-    TrainerState state = state_from_json(parse_json<nlohmann::ordered_json>(text));
+    TrainerState state = state_from_json(parse_json(text));
     state.step = from.trainer.steps();
     return to.trainer.restore(
         state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* out) {
@@ -263,7 +263,7 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
     tensor.history = {0.0f, 1e-45f, 3.4e38f};
     state.fp8 = Fp8Saved{"rule", true, true, {"h.1.qkv"}, {tensor}};
     const std::string text = json_text(state_json(state));
-    const TrainerState back = state_from_json(parse_json<nlohmann::ordered_json>(text));
+    const TrainerState back = state_from_json(parse_json(text));
     CHECK(json_text(state_json(back)) == text);
     CHECK(back.optimizer.spikes.loss_limit == spikes.loss_limit);
     CHECK(back.optimizer.spikes.loss[100] == spikes.loss[100]);
@@ -275,7 +275,7 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
 TEST_CASE("state: an error names the field that is missing or has the wrong type") {
     TrainerState state{0, {}, Fp8Saved{"r", true, false, {}, {Fp8SavedTensor{}}}};
     state.optimizer.averaged = 3;
-    const nlohmann::ordered_json good = parse_json<nlohmann::ordered_json>(json_text(state_json(state)));
+    const nlohmann::ordered_json good = parse_json(json_text(state_json(state)));
     CHECK_NOTHROW(state_from_json(good));
     for (const auto& [name, value] : good.items()) {
         for (const nlohmann::ordered_json& bad : {nlohmann::ordered_json(), nlohmann::ordered_json("x"),
