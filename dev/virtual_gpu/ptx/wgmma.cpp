@@ -95,13 +95,18 @@ uint32_t bytes_of(Element type) { return type == Element::bf16 ? 2 : 1; }
 void gather(Block& block, const Matrix& m, bool negative, std::vector<float>& to) {
     const uint32_t K = k_of(m.type), size = bytes_of(m.type);
     const float sign = negative ? -1.0f : 1.0f;
-    m.each_piece([&](uint32_t address, uint32_t row, uint32_t k) {
-        const uint8_t* const from = reinterpret_cast<const uint8_t*>(block.shared_bytes(address));
-        for (uint32_t e = 0; e < kPiece / size; e++) {
-            const size_t at = m.mn_major ? (row + e) * K + k : row * K + k / size + e;
-            to[at] = sign * widen(m.type, from + e * size);
-        }
-    });
+    const auto read = [&](auto widen_one) {
+        m.each_piece([&](uint32_t address, uint32_t row, uint32_t k) {
+            const uint8_t* const from = reinterpret_cast<const uint8_t*>(block.shared_bytes(address));
+            float* const first = &to[row * K + (m.mn_major ? k : k / size)];
+            const uint32_t step = m.mn_major ? K : 1;
+            for (uint32_t e = 0; e < kPiece / size; e++) first[e * step] = sign * widen_one(from + e * size);
+        });
+    };
+    if (m.type == Element::bf16)
+        read([](const uint8_t* bytes) { return widen(Element::bf16, bytes); });
+    else
+        read([&](const uint8_t* bytes) { return widen(m.type, bytes); });
 }
 
 // Reads A from registers. The fragment is that of mma.sync: lane 4 g + t has rows g and g + 8.
@@ -156,6 +161,10 @@ uint64_t uniform(Warp& w, const Op& op, uint32_t place) {
 void check_matrix(Warp& w, const Op& op, const Matrix& m, const char* name) {
     Block& block = *w.block;
     const std::string what = std::string("wgmma's matrix ") + name, reads = what + " reads";
+    if (block.races)
+        m.each_piece([&](uint32_t address, uint32_t, uint32_t) {
+            if (address >= kSharedBase && address + kPiece <= block.shared_end) block.races->expect(address, kPiece);
+        });
     m.each_piece([&](uint32_t address, uint32_t, uint32_t) {
         if (address < kSharedBase || address + kPiece > block.shared_end)
             w.fail(op, 0, "%s has 16 bytes at shared %lld; the block has %u", what.c_str(),
