@@ -8,8 +8,8 @@ namespace llmc {
 // GELU, tanh form. With u = sqrt(2/pi) (x + 0.044715 x^3), 0.5 (1 + tanh u) is sigmoid(2u): one exponential, one
 // division, and no cancellation for negative x.
 struct Gelu {
-    static constexpr bool kRoundsBeforeCast = false;  // the FP8 kernels cast the FP32 value
-    static constexpr bool kSumsBiasGradient = true;   // as sums_bias_gradient() says
+    static constexpr bool kSumsBiasGradient = true;    // as sums_bias_gradient() says
+    LLMC_HD static float round(float x) { return x; }  // the FP8 kernels cast the FP32 value
 
     // sigmoid(2u). An infinite exponential gives 0, which is the limit.
     LLMC_HD static float gate(float x) {
@@ -28,8 +28,9 @@ struct Gelu {
 
 // ReLU squared.
 struct Relu2 {
-    static constexpr bool kRoundsBeforeCast = true;  // the FP8 kernels round to BF16 first, as the plain ones do
     static constexpr bool kSumsBiasGradient = false;
+    // The FP8 kernels round to BF16 first, as the plain ones do.
+    LLMC_HD static float round(float x) { return to_float(to_bf16(x)); }
 
     // NaN stays NaN, so that the step is skipped.
     LLMC_HD static float relu(float x) { return x < 0.0f ? 0.0f : x; }

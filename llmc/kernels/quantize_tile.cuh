@@ -1,12 +1,14 @@
-// Bodies of the kernels that quantize an (N, C) matrix in both layouts at once: quantize_tile() around a producer,
-// which computes the values (a plain tensor, or an activation or its gradient), and quantize_weight_tile() for FP32
-// weights. The unquantized values never go through memory.
+// Quantizes an (N, C) matrix in both layouts at once: quantize_tile_kernel() around a producer, which computes the
+// values (quantize_producers.cuh), and quantize_weight_tile(), the body of the kernels for FP32 weights. The
+// unquantized values never go through memory.
 //
 // A block owns 128 x 128 values. A thread casts 16 columns of 4 rows, writes 16 bytes per row, and leaves the codes in
 // shared memory. After one barrier it takes 16 rows of 4 columns from there and writes 16 bytes per column. So both
 // layouts leave in full 128-byte lines. Sums of columns, for a bias gradient, are taken on the way.
 #pragma once
 #include "llmc/kernels/column_sums.cuh"
+#include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/quantize_producers.cuh"
 #include "llmc/kernels/quantize_values.cuh"
 
 namespace llmc {
@@ -57,7 +59,7 @@ LLMC_DEVICE void quantize_tile_rows(F8* row_codes, uint32_t* tile, QuantizeTally
         LLMC_UNROLL
         for (int r = 0; r < kAtOnce; r++) {
             const int row = corner.row + first + r * kTilePassRows;  // past the end, the last row is read and not used
-            producer.load(inputs[r], row < N ? row : N - 1, column);
+            producer.load(inputs[r], row < N ? row : N - 1, column, C);
         }
         LLMC_UNROLL
         for (int r = 0; r < kAtOnce; r++) {
@@ -122,18 +124,11 @@ LLMC_DEVICE void get_column_sums(float* parts, const float* shared, int C) {
     parts[static_cast<size_t>(corner.row / kTileRows) * C + column] = total;
 }
 
-// The body of a kernel. A producer computes the values, 16 columns of a row at a time:
-//
-//   Producer::Inputs                     the inputs of 16 values
-//   producer.load(inputs, row, column)   reads them
-//   producer.finish(x, inputs)           computes float x[2][8]
-//   Producer::kSumsColumns               true if `parts` may be given; not with two halves
-//   Producer::kHalves                    2 if columns c and c + C / 2 have the same inputs, so that a block takes both
-//
 // Pointers that are nullptr are not written. In pass `measure`, row, transposed and parts must be nullptr.
 template <class F8, class Producer>
-LLMC_DEVICE void quantize_tile(F8* row, F8* transposed, float* parts, Fp8State* state, const Producer& producer, int N,
-                               int C, QuantizePass pass) {
+static __global__ void __launch_bounds__(kQuantizeThreads, Producer::kHalves == 1 ? 3 : 0)
+    quantize_tile_kernel(F8* row, F8* transposed, float* parts, Fp8State* state, Producer producer, int N, int C,
+                         QuantizePass pass) {
     static_assert(Producer::kHalves == 1 || !Producer::kSumsColumns);
     LLMC_SHARED(uint32_t, tile, [kTileRows * kTileWords]);
     LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
@@ -200,7 +195,7 @@ LLMC_DEVICE void quantize_weight_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
     }
 }
 
-// The body of a weight's kernel. Pointers are as in quantize_tile().
+// The body of a weight's kernel. Pointers are as in quantize_tile_kernel().
 template <class Master>
 LLMC_DEVICE void quantize_weight_tile(e4m3* row, e4m3* transposed, Fp8State* state, float scale, const Master* master,
                                       int R, int C, QuantizePass pass) {
@@ -245,5 +240,19 @@ struct QuantizeLaunch {
         }
     }
 };
+
+// Quantizes the producer's values, and computes the bias gradient if dbias is given.
+template <class F8, class Producer>
+void quantize_tiles(const char* launcher, const Quantized<F8>& to, float* dbias, float* scratch,
+                    const Producer& producer, int N, int C, bool accumulate, QuantizePass pass, stream_t stream) {
+    const QuantizeLaunch<F8> l(launcher, to, dbias, scratch, N, C, pass, stream);
+    const auto [first, second] = producer.inputs(l.elements);
+    host::launch_or_loop<quantize_tile_kernel<F8, Producer>, host::quantize_tile<F8, Producer>>(
+        l.config,
+        {out(l.row, l.elements), out(l.transposed, l.elements), out(l.parts, l.part_elements),
+         state_access(to.state, pass), first, second},
+        l.row, l.transposed, l.parts, to.state, producer, N, C, pass);
+    l.finish_bias(dbias, C, accumulate);
+}
 
 }  // namespace llmc

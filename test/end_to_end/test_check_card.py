@@ -106,7 +106,7 @@ class OnHost(unittest.TestCase):
     def test_a_bit_that_flips(self):
         """In one output of one launch: the item of that kernel or matmul finds it."""
         for work, item in (("layernorm_backward:2", "layernorm_backward bf16 "),
-                           ("gelu_forward_fp8:1", "gelu_forward_fp8 "), ("matmul forward:3", "matmul forward ")):
+                           ("ActivationValues:1", "gelu_forward_fp8 "), ("matmul forward:3", "matmul forward ")):
             with self.subTest(work):
                 done = check(*recipe_flags("delayed"), program=HOST_CHECK, env={"LLMC_FLIP": work})
                 self.assertEqual(done.code, 1, done.out)
@@ -170,9 +170,9 @@ class OnVirtualGpu(unittest.TestCase):
     # Faults, and the item that finds each with what it says. Those that share a check do not disturb each other. After
     # the last two the card takes no more work.
     MISTAKES = [
-        {"wrong-kernel:gelu_forward_fp8_kernel": ("gelu_forward_fp8 ", r"codes\["),
+        {"wrong-kernel:ActivationValues<llmc::Gelu": ("gelu_forward_fp8 ", r"codes\["),
          "unsteady-kernel:layernorm_forward_fp8": ("layernorm_forward_fp8 ", ""),
-         "stray:gelu_backward_fp8_kernel": ("gelu_backward_fp8 ", ""),
+         "stray:ActivationGradientValues<llmc::Gelu": ("gelu_backward_fp8 ", ""),
          "wrong-kernel:adamw_kernel": ("adamw_update, ", r"[mv] in slices\["),
          f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias": ("matmul forward e4m3 .*algorithm 1 of 2", "must be")},
         {"cast:quantize": ("bf16 to e4m3, all values", ""),
@@ -180,7 +180,7 @@ class OnVirtualGpu(unittest.TestCase):
         {f"unsteady-product:{FC} TN e4m3*e4m3->bf16 bias":
             ("matmul forward e4m3 ", "(samples are wrong|differ when it is computed again)")},
         {f"refuse:{FC} TN e4m3*e4m3": ("matmul forward e4m3 ", "refuses it")},
-        {"stray-fault:gelu_backward_fp8_kernel": ("gelu_backward_fp8 ", "cudaErrorIllegalAddress")},
+        {"stray-fault:ActivationGradientValues<llmc::Gelu": ("gelu_backward_fp8 ", "cudaErrorIllegalAddress")},
         {"fail-kernel:layernorm_backward_fp8": ("layernorm_backward_fp8 ", "cudaErrorLaunchFailure")},
     ]
 
@@ -227,16 +227,16 @@ class OnVirtualGpu(unittest.TestCase):
     MODERN = {
         "llama": {"wrong-kernel:layernorm_forward_fp8": "rmsnorm_forward_fp8 N=144 C=64:",
                   "wrong-kernel:layernorm_backward_fp8": "rmsnorm_backward_fp8 e5m2 N=144 C=64:",
-                  "stray:swiglu_forward_fp8": "swiglu_forward_fp8 N=144 F=96:",
-                  "wrong-kernel:swiglu_backward_fp8": "swiglu_backward_fp8 e5m2 N=144 F=96:",
+                  "stray:SwigluValues": "swiglu_forward_fp8 N=144 F=96:",
+                  "wrong-kernel:SwigluGradientValues": "swiglu_backward_fp8 e5m2 N=144 F=96:",
                   "wrong-kernel:layernorm_forward_kernel": "rmsnorm_forward bf16 N=149 C=64:",
                   "wrong-kernel:layernorm_backward_kernel": "rmsnorm_backward bf16 N=149 C=64:",
                   "wrong-kernel:rope_kernel": "rope bf16 HD=32 NH=2 NKV=1 N=298 T=149:",
                   "stray:swiglu_forward_kernel": "swiglu_forward bf16 N=149 F=96:",
                   "stray:attention_key_gradient": "attention bf16 HD=32 NH=2 NKV=1 B=2 T=277:",
                   "wrong-kernel:embedding_forward": "embedding_forward bf16 B=2 T=149 C=64 V=251 without positions:"},
-        "nano": {"wrong-kernel:relu2_fp8_kernel<llmc::e4m3": "relu2_forward_fp8 N=144 F=96:",
-                 "stray:relu2_fp8_kernel<llmc::e5m2": "relu2_backward_fp8 e5m2 N=144 F=96:",
+        "nano": {"wrong-kernel:ActivationValues<llmc::Relu2": "relu2_forward_fp8 N=144 F=96:",
+                 "stray:ActivationGradientValues<llmc::Relu2": "relu2_backward_fp8 e5m2 N=144 F=96:",
                  "wrong-kernel:qk_norm_rope_backward": "qk_norm_rope bf16 HD=32 NH=2 NKV=1 N=298 T=149 without gains:",
                  "wrong-kernel:relu2_forward_kernel": "relu2_forward bf16 N=149 F=96:",
                  "wrong-kernel:softmax_cross_entropy": "softmax_cross_entropy bf16 N=5 V=257/384 capped at 15:"},

@@ -93,10 +93,10 @@ TEST_CASE("traffic: under delayed scaling every tensor is cast by its producer")
     const int layers = 3;
     const Fp8Config delayed = recipe(Fp8Recipe::delayed);
     const RecordedStep step(layers, &delayed);
-    CHECK(step.of("quantize_kernel").count == 0);
+    CHECK(step.of("Bf16Values").count == 0);
     CHECK(step.of("layernorm_forward_fp8_kernel").count == 2 * layers);
-    CHECK(step.of("gelu_forward_fp8_kernel").count == layers);
-    CHECK(step.of("gelu_backward_fp8_kernel").count == layers);
+    CHECK(step.of("ActivationValues<llmc::Gelu>").count == layers);
+    CHECK(step.of("ActivationGradientValues<llmc::Gelu>").count == layers);
     // The last norm's kernel also casts for the first, and so on.
     CHECK(step.of("layernorm_backward_fp8_kernel").count == 2 * layers);
     CHECK(step.of("layernorm_backward_kernel").count == 1);  // the first norm's gradient goes to the embedding
@@ -119,7 +119,7 @@ TEST_CASE(
     const auto bytes_per_logit = [&](Fp8Recipe kind, const char* layers) {
         const Fp8Config fp8 = recipe(kind);
         const RecordedStep step(1, &fp8, Recompute::none, layers);
-        CHECK(step.of("quantize_kernel<llmc::e5m2>").count == 0);
+        CHECK(step.of("quantize_tile_kernel<llmc::e5m2, llmc::Bf16Values>").count == 0);
         host::OperationRecord sum = step.of("softmax_cross_entropy");
         const auto transposed = step.of("transpose_codes");
         sum.bytes_read += transposed.bytes_read, sum.bytes_written += transposed.bytes_written;

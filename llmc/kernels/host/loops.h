@@ -79,9 +79,9 @@ void swiglu_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp,
 
 // ---- quantize.cpp ---------------------------------------------------------------------------------------------------
 
-template <class F8>
-void quantize(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* inp, const bf16* inp_low,
-              int N, int C, QuantizePass pass);
+template <class F8, class Producer>
+void quantize_tile(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, Producer producer, int N, int C,
+                   QuantizePass pass);
 template <class Master>
 void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const Master* master, int R, int C,
                      QuantizePass pass);
@@ -89,19 +89,6 @@ template <class Master>
 void quantize_flat(const Grid&, e4m3* codes, const Master* master, size_t count, Fp8State* state, QuantizePass pass);
 template <class F8>
 void transpose_codes(const Grid&, F8* transposed, const F8* codes, int R, int C);
-void gelu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
-                      QuantizePass pass);
-template <class F8>
-void gelu_backward_fp8(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* dout,
-                       const bf16* inp, int N, int C, QuantizePass pass);
-void swiglu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int F,
-                        QuantizePass pass);
-template <class F8>
-void swiglu_backward_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp,
-                         int N, int F, QuantizePass pass);
-template <class Formula, class F8, bool kBackward>
-void activation_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N,
-                    int C, QuantizePass pass);
 
 // ---- quantize_blocks.cpp --------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/instantiate.h"
+#include "llmc/kernels/quantize_producers.cuh"
 
 namespace llmc::host {
 
@@ -176,14 +177,51 @@ void quantize_tiles(const TileCall<F8>& t, const Produce& produce) {
 
 }  // namespace
 
-template <class F8>
-void quantize(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* inp, const bf16* inp_low,
-              int N, int C, QuantizePass pass) {
-    quantize_tiles<F8>({row, transposed, parts, state, N, C, pass}, [=](size_t r, size_t c) {
-        const size_t at = r * C + c;
-        return inp_low ? load(inp + at) + load(inp_low + at) : load(inp + at);
-    });
+// Returns a vector of a producer's values (N, C).
+static LLMC_INLINE Floats values_at(const Bf16Values& of, size_t row, size_t column, size_t C) {
+    const size_t at = row * C + column;
+    return of.inp_low ? load(of.inp + at) + load(of.inp_low + at) : load(of.inp + at);
 }
+static LLMC_INLINE Floats rounded_for(Gelu, Floats x) { return x; }
+static LLMC_INLINE Floats rounded_for(Relu2, Floats x) { return rounded_to<bf16>(x); }
+template <class Formula>
+static LLMC_INLINE Floats values_at(const ActivationValues<Formula>& of, size_t row, size_t column, size_t C) {
+    return rounded_for(Formula(), value_of(Formula(), load(of.inp + row * C + column)));
+}
+template <class Formula>
+static LLMC_INLINE Floats values_at(const ActivationGradientValues<Formula>& of, size_t row, size_t column, size_t C) {
+    const size_t at = row * C + column;
+    return rounded_for(Formula(), load(of.dout + at) * derivative_of(Formula(), load(of.inp + at)));
+}
+static LLMC_INLINE Floats values_at(const SwigluValues& of, size_t row, size_t column, size_t C) {
+    const bf16* gate = of.inp + row * 2 * C + column;
+    return rounded_to<bf16>(swiglu_of(load(gate), load(gate + C)));
+}
+static LLMC_INLINE Floats values_at(const SwigluGradientValues& of, size_t row, size_t column, size_t C) {
+    const size_t F = C / 2, own = column < F ? column : column - F;
+    const bf16* gate = of.inp + row * C + own;
+    const Floats d = load(of.dout + row * F + own);
+    return rounded_to<bf16>(column < F ? swiglu_gate_gradient(d, load(gate), load(gate + F))
+                                       : swiglu_up_gradient(d, load(gate)));
+}
+
+template <class F8, class Producer>
+void quantize_tile(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, Producer producer, int N, int C,
+                   QuantizePass pass) {
+    quantize_tiles<F8>({row, transposed, parts, state, N, C, pass},
+                       [=](size_t r, size_t c) { return values_at(producer, r, c, static_cast<size_t>(C)); });
+}
+#define LLMC_INSTANTIATE_PRODUCERS(F8)                                    \
+    LLMC_INSTANTIATE(quantize_tile<F8, Bf16Values>);                      \
+    LLMC_INSTANTIATE(quantize_tile<F8, ActivationGradientValues<Gelu>>);  \
+    LLMC_INSTANTIATE(quantize_tile<F8, ActivationGradientValues<Relu2>>); \
+    LLMC_INSTANTIATE(quantize_tile<F8, SwigluGradientValues>);
+LLMC_INSTANTIATE_PRODUCERS(e4m3)
+LLMC_INSTANTIATE_PRODUCERS(e5m2)
+#undef LLMC_INSTANTIATE_PRODUCERS
+LLMC_INSTANTIATE(quantize_tile<e4m3, ActivationValues<Gelu>>);
+LLMC_INSTANTIATE(quantize_tile<e4m3, ActivationValues<Relu2>>);
+LLMC_INSTANTIATE(quantize_tile<e4m3, SwigluValues>);
 
 template <class Master>
 void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const Master* master, int R, int C,
@@ -228,59 +266,8 @@ void transpose_codes(const Grid&, F8* transposed, const F8* codes, int R, int C)
         }
 }
 
-void gelu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
-                      QuantizePass pass) {
-    quantize_tiles<e4m3>({row, transposed, nullptr, state, N, C, pass},
-                         [=](size_t r, size_t c) { return value_of(Gelu(), load(inp + r * C + c)); });
-}
-
-template <class F8>
-void gelu_backward_fp8(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* dout,
-                       const bf16* inp, int N, int C, QuantizePass pass) {
-    quantize_tiles<F8>({row, transposed, parts, state, N, C, pass}, [=](size_t r, size_t c) {
-        const size_t at = r * C + c;
-        return load(dout + at) * derivative_of(Gelu(), load(inp + at));
-    });
-}
-
-void swiglu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int F,
-                        QuantizePass pass) {
-    quantize_tiles<e4m3>({row, transposed, nullptr, state, N, F, pass}, [=](size_t r, size_t c) {
-        const bf16* gate = inp + r * 2 * F + c;
-        return rounded_to<bf16>(swiglu_of(load(gate), load(gate + F)));
-    });
-}
-
-template <class F8>
-void swiglu_backward_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp,
-                         int N, int F, QuantizePass pass) {
-    quantize_tiles<F8>({row, transposed, nullptr, state, N, 2 * F, pass}, [=](size_t r, size_t c) {
-        const size_t width = static_cast<size_t>(F), own = c < width ? c : c - width;
-        const bf16* gate = inp + r * 2 * width + own;
-        const Floats d = load(dout + r * width + own);
-        return rounded_to<bf16>(c < width ? swiglu_gate_gradient(d, load(gate), load(gate + width))
-                                          : swiglu_up_gradient(d, load(gate)));
-    });
-}
-
-template <class Formula, class F8, bool kBackward>
-void activation_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N,
-                    int C, QuantizePass pass) {
-    quantize_tiles<F8>({row, transposed, nullptr, state, N, C, pass}, [=](size_t r, size_t c) {
-        const Floats x = load(inp + r * C + c);
-        if constexpr (kBackward) return rounded_to<bf16>(load(dout + r * C + c) * derivative_of(Formula(), x));
-        return rounded_to<bf16>(value_of(Formula(), x));
-    });
-}
-
 LLMC_INSTANTIATE_BOTH(quantize_rows, e4m3, e5m2);
-LLMC_INSTANTIATE_BOTH(quantize, e4m3, e5m2);
 LLMC_INSTANTIATE_BOTH(quantize_flat, float, bf16);
 LLMC_INSTANTIATE_BOTH(transpose_codes, e4m3, e5m2);
-LLMC_INSTANTIATE_BOTH(gelu_backward_fp8, e4m3, e5m2);
-LLMC_INSTANTIATE_BOTH(swiglu_backward_fp8, e4m3, e5m2);
-LLMC_INSTANTIATE(activation_fp8<Relu2, e4m3, false>);
-LLMC_INSTANTIATE(activation_fp8<Relu2, e4m3, true>);
-LLMC_INSTANTIATE(activation_fp8<Relu2, e5m2, true>);
 
 }  // namespace llmc::host
