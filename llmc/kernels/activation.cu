@@ -88,21 +88,16 @@ static void gelu_backward(Real* dinp, const BiasGradient& bias, const Real* dout
 
 // ---- backward without a bias: ReLU squared -------------------------------------------------------------------------
 
-template <class Formula, class Real>
-LLMC_DEVICE void activate_backward(Real* dinp, const Real* dout, const Real* inp, size_t n) {
+template <class Real>
+static __global__ void __launch_bounds__(kBlockThreads)
+    relu2_backward_kernel(Real* dinp, const Real* dout, const Real* inp, size_t n) {
     const size_t at = (static_cast<size_t>(blockIdx.x) * kBlockThreads + threadIdx.x) * 8;
     if (at >= n) return;
     float x[8], d[8];
     load8(inp + at, x);
     load8(dout + at, d);
-    for (int i = 0; i < 8; i++) d[i] *= Formula::derivative(x[i]);
+    for (int i = 0; i < 8; i++) d[i] *= Relu2::derivative(x[i]);
     store8(dinp + at, d);
-}
-
-template <class Real>
-static __global__ void __launch_bounds__(kBlockThreads)
-    relu2_backward_kernel(Real* dinp, const Real* dout, const Real* inp, size_t n) {
-    activate_backward<Relu2>(dinp, dout, inp, n);
 }
 
 // ---- SwiGLU --------------------------------------------------------------------------------------------------------

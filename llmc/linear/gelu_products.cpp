@@ -25,8 +25,8 @@ Operand<Real> GeluProducts<Real>::forward(Real* h, void* row, const Operand<Real
         active = second_.input_target(pass);
         if (!first_.forward_is_fp8()) {
             layers.matmul_.count(operand_type<Real>);
-            hopper::multiply_gelu_forward(active.value, h, x.value, first_.weight(), bias, pass.N, shape.C, shape.OC,
-                                          pass.tickets, pass.stream);
+            hopper::multiply_gelu_forward<bf16>({active.value}, h, {x.value}, {first_.weight()}, bias, pass.N, shape.C,
+                                                shape.OC, QuantizePass::write, pass.tickets, pass.stream);
             return second_.input(active.value, nullptr, pass);
         }
         layers.matmul_.count(shape.type);
@@ -52,8 +52,8 @@ Gradient<Real> GeluProducts<Real>::backward(const Real* h, void* row, const Grad
         if (!second_.is_fp8()) {
             second_.wgrad(dout, active, pass);
             dh = {.value = static_cast<Real*>(row), .bias_done = true};
-            hopper::multiply_gelu_backward(dh.value, bias, dout.value, second_.weight(), h, pass.N, shape.OC, shape.C,
-                                           pass.tickets, pass.stream);
+            hopper::multiply_gelu_backward<bf16>({dh.value}, bias, {dout.value}, {second_.weight()}, h, pass.N,
+                                                 shape.OC, shape.C, QuantizePass::write, pass.tickets, pass.stream);
             return dh;
         }
         const auto multiply = [&]<class F8>(const Quantized<F8>& codes) {

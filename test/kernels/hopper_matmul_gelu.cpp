@@ -39,20 +39,13 @@ struct Products {
     void run(int first, int rows) {
         const auto from = [&](auto& array) { return array.get() + array.size() / N * first; };
         const BiasGradient sums{dbias, scratch.get() + static_cast<size_t>(first / 128) * F, false};
-        if constexpr (kIsFp8) {
-            const bool all = rows == N;
-            hopper::multiply_gelu_forward({from(out), all ? out_transposed.get() : nullptr, states}, from(h),
-                                          {from(x), scale_inv}, {weight, scale_inv}, bias, rows, K, F,
-                                          QuantizePass::train_counted, tickets, test_stream());
-            hopper::multiply_gelu_backward<T>({from(dh), all ? dh_transposed.get() : nullptr, states + 1}, sums,
-                                              {from(dout), scale_inv}, {weight, scale_inv}, from(h), rows, K, F,
-                                              QuantizePass::train, tickets, test_stream());
-        } else {
-            hopper::multiply_gelu_forward(from(out), from(h), from(x), weight, bias, rows, K, F, tickets,
-                                          test_stream());
-            hopper::multiply_gelu_backward(from(dh), sums, from(dout), weight, from(h), rows, K, F, tickets,
-                                           test_stream());
-        }
+        const bool turns = kIsFp8 && rows == N;
+        hopper::multiply_gelu_forward<Forward>({from(out), turns ? out_transposed.get() : nullptr, states}, from(h),
+                                               {from(x), scale_inv}, {weight, scale_inv}, bias, rows, K, F,
+                                               QuantizePass::train_counted, tickets, test_stream());
+        hopper::multiply_gelu_backward<T>({from(dh), turns ? dh_transposed.get() : nullptr, states + 1}, sums,
+                                          {from(dout), scale_inv}, {weight, scale_inv}, from(h), rows, K, F,
+                                          QuantizePass::train, tickets, test_stream());
     }
 };
 
@@ -87,8 +80,8 @@ TEST_CASE("Hopper's products with GELU refuse other shapes, and passes that only
         Fp8State* const never_read = reinterpret_cast<Fp8State*>(64);
         return error_of(
             [&] {
-                hopper::multiply_gelu_forward({nullptr, nullptr, never_read}, nullptr, {}, {}, nullptr, N, K, F, pass,
-                                              nullptr, test_stream());
+                hopper::multiply_gelu_forward<e4m3>({nullptr, nullptr, never_read}, nullptr, {}, {}, nullptr, N, K, F,
+                                                    pass, nullptr, test_stream());
             },
             ExitCode::failure);
     };

@@ -110,9 +110,7 @@ struct GeluOutput {
 };
 template <class T>
 constexpr bool kIsCode = !std::is_same_v<T, bf16>;
-// The type of the weight. Codes of weights are E4M3. dgrad sums over the rows of a BF16 weight; codes are transposed.
-template <class T>
-using WeightOf = std::conditional_t<kIsCode<T>, e4m3, bf16>;
+// dgrad sums over the rows of a BF16 weight; codes are transposed.
 template <class T, bool kBackward>
 constexpr bool kSumsOverRows = kBackward && !kIsCode<T>;
 template <class T, bool kBackward>
@@ -578,23 +576,22 @@ static void launch_product(const GeluOutput<T>& to, const bf16* h, const T* a, c
     run.template operator()<false>();
 }
 
-static void check_product(const char* launcher, int N, int K, int F) {
+template <class T>
+static void check_product(const char* launcher, const Quantized<T>& to, int N, int K, int F, QuantizePass pass) {
     if (!can_multiply_with_gelu(N, K, F))
         throw Error(ExitCode::failure, "{}: N={} K={} F={}; N must be a multiple of 128, F one of 256 and K one of 16",
                     launcher, N, K, F);
-}
-static void check_codes(const char* launcher, const Fp8State* state, QuantizePass pass) {
-    if (state == nullptr) throw Error(ExitCode::failure, "{}: the FP8 state is missing", launcher);
+    if (!kIsCode<T>) return;
+    if (to.state == nullptr) throw Error(ExitCode::failure, "{}: the FP8 state is missing", launcher);
     if (!writes_fp8(pass)) throw Error(ExitCode::failure, "{}: measures nothing on its own", launcher);
 }
 
-void multiply_gelu_forward(const Quantized<e4m3>& to, bf16* h, const Codes<e4m3>& x, const Codes<e4m3>& weight,
-                           const bf16* bias, int N, int K, int F, QuantizePass pass, unsigned* tickets,
-                           stream_t stream) {
-    check_product("multiply_gelu_forward", N, K, F);
-    check_codes("multiply_gelu_forward", to.state, pass);
+template <class T>
+void multiply_gelu_forward(const Quantized<T>& to, bf16* h, const Codes<T>& x, const Codes<T>& weight, const bf16* bias,
+                           int N, int K, int F, QuantizePass pass, unsigned* tickets, stream_t stream) {
+    check_product("multiply_gelu_forward", to, N, K, F, pass);
     const size_t n = static_cast<size_t>(N) * F, k = static_cast<size_t>(K);
-    launch_product<e4m3, false>(
+    launch_product<T, false>(
         {x.scale_inv, weight.scale_inv, to.row, to.transposed, bias, nullptr, to.state, N, F, pass}, h, x.codes,
         weight.codes, K,
         {out(h, n), out(to.row, n), out(to.transposed, n), state_access(to.state, pass), in(x.codes, N * k),
@@ -602,43 +599,20 @@ void multiply_gelu_forward(const Quantized<e4m3>& to, bf16* h, const Codes<e4m3>
         tickets, stream);
 }
 
-template <class F8>
-void multiply_gelu_backward(const Quantized<F8>& to, const BiasGradient& bias, const Codes<F8>& dout,
-                            const Codes<e4m3>& weight, const bf16* h, int N, int K, int F, QuantizePass pass,
+template <class T>
+void multiply_gelu_backward(const Quantized<T>& to, const BiasGradient& bias, const Codes<T>& dout,
+                            const Codes<WeightOf<T>>& weight, const bf16* h, int N, int K, int F, QuantizePass pass,
                             unsigned* tickets, stream_t stream) {
-    check_product("multiply_gelu_backward", N, K, F);
-    check_codes("multiply_gelu_backward", to.state, pass);
+    check_product("multiply_gelu_backward", to, N, K, F, pass);
     const size_t n = static_cast<size_t>(N) * F, k = static_cast<size_t>(K);
     const int parts = N / kRows;
-    launch_product<F8, true>(
+    launch_product<T, true>(
         {dout.scale_inv, weight.scale_inv, to.row, to.transposed, nullptr, bias.scratch, to.state, N, F, pass}, h,
         dout.codes, weight.codes, K,
         {out(to.row, n), out(to.transposed, n), out(bias.scratch, static_cast<size_t>(parts) * F),
          state_access(to.state, pass), in(h, n), in(dout.codes, N * k), in(weight.codes, F * k),
          tickets_access(tickets)},
         tickets, stream);
-    reduce_column_parts(bias.dbias, nullptr, bias.scratch, parts, F, F, bias.accumulate, stream);
-}
-
-void multiply_gelu_forward(bf16* out, bf16* h, const bf16* x, const bf16* weight, const bf16* bias, int N, int K, int F,
-                           unsigned* tickets, stream_t stream) {
-    check_product("multiply_gelu_forward", N, K, F);
-    const size_t n = static_cast<size_t>(N) * F, k = static_cast<size_t>(K);
-    launch_product<bf16, false>({.row = out, .bias = bias, .N = N, .F = F}, h, x, weight, K,
-                                {llmc::out(h, n), llmc::out(out, n), in(x, N * k), in(weight, F * k),
-                                 in(bias, static_cast<size_t>(F)), tickets_access(tickets)},
-                                tickets, stream);
-}
-
-void multiply_gelu_backward(bf16* dh, const BiasGradient& bias, const bf16* dout, const bf16* weight, const bf16* h,
-                            int N, int K, int F, unsigned* tickets, stream_t stream) {
-    check_product("multiply_gelu_backward", N, K, F);
-    const size_t n = static_cast<size_t>(N) * F, k = static_cast<size_t>(K);
-    const int parts = N / kRows;
-    launch_product<bf16, true>({.row = dh, .parts = bias.scratch, .N = N, .F = F}, h, dout, weight, K,
-                               {out(dh, n), out(bias.scratch, static_cast<size_t>(parts) * F), in(h, n),
-                                in(dout, N * k), in(weight, F * k), tickets_access(tickets)},
-                               tickets, stream);
     reduce_column_parts(bias.dbias, nullptr, bias.scratch, parts, F, F, bias.accumulate, stream);
 }
 
@@ -652,20 +626,14 @@ namespace llmc::hopper {
 // The host device has none of these instructions, and no run plans these kernels for it.
 static void refuse_product() { throw Error(ExitCode::failure, "matmuls with GELU are for Hopper"); }
 
-void multiply_gelu_forward(const Quantized<e4m3>&, bf16*, const Codes<e4m3>&, const Codes<e4m3>&, const bf16*, int, int,
-                           int, QuantizePass, unsigned*, stream_t) {
+template <class T>
+void multiply_gelu_forward(const Quantized<T>&, bf16*, const Codes<T>&, const Codes<T>&, const bf16*, int, int, int,
+                           QuantizePass, unsigned*, stream_t) {
     refuse_product();
 }
-template <class F8>
-void multiply_gelu_backward(const Quantized<F8>&, const BiasGradient&, const Codes<F8>&, const Codes<e4m3>&,
+template <class T>
+void multiply_gelu_backward(const Quantized<T>&, const BiasGradient&, const Codes<T>&, const Codes<WeightOf<T>>&,
                             const bf16*, int, int, int, QuantizePass, unsigned*, stream_t) {
-    refuse_product();
-}
-void multiply_gelu_forward(bf16*, bf16*, const bf16*, const bf16*, const bf16*, int, int, int, unsigned*, stream_t) {
-    refuse_product();
-}
-void multiply_gelu_backward(bf16*, const BiasGradient&, const bf16*, const bf16*, const bf16*, int, int, int, unsigned*,
-                            stream_t) {
     refuse_product();
 }
 
@@ -674,5 +642,7 @@ void multiply_gelu_backward(bf16*, const BiasGradient&, const bf16*, const bf16*
 #endif
 
 namespace llmc::hopper {
+LLMC_INSTANTIATE_BOTH(multiply_gelu_forward, e4m3, bf16);
 LLMC_INSTANTIATE_BOTH(multiply_gelu_backward, e4m3, e5m2);
+LLMC_INSTANTIATE(multiply_gelu_backward<bf16>);
 }  // namespace llmc::hopper

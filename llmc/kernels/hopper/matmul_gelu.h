@@ -16,15 +16,21 @@
 //
 // Written for this project. dev/notes/hopper_matmul_gelu.md explains the design and its cost.
 #pragma once
+#include <type_traits>
+
 #include "llmc/kernels/activation.h"
 
 namespace llmc::hopper {
 
-// An operand's codes in the order of rows, and the factor that turns them into values.
-template <class F8>
+// T is the type of a product's operands: an FP8 type, or bf16. Codes of weights are E4M3.
+template <class T>
+using WeightOf = std::conditional_t<std::is_same_v<T, bf16>, bf16, e4m3>;
+
+// An operand in the order of rows, and the factor that turns codes into values.
+template <class T>
 struct Codes {
-    const F8* codes;
-    const float* scale_inv;
+    const T* codes;
+    const float* scale_inv = nullptr;
 };
 
 // N tokens, K channels that are summed over, F channels of h. `tickets` is as in attention.h.
@@ -32,24 +38,19 @@ constexpr bool can_multiply_with_gelu(int N, int K, int F) {
     return N > 0 && F > 0 && N % 128 == 0 && F % 256 == 0 && K > 0 && K % 16 == 0;
 }
 
-// x (N, K), weight (F, K), bias (F). Either layout of `out` may be nullptr, and neither may overlap x. Needs a pass
-// that writes; measure the amax with the separate kernels.
-void multiply_gelu_forward(const Quantized<e4m3>& out, bf16* h, const Codes<e4m3>& x, const Codes<e4m3>& weight,
+// x (N, K), weight (F, K), bias (F). T = e4m3 or bf16. Codes: either layout of `out` may be nullptr, and neither may
+// overlap x. Needs a pass that writes; measure the amax with the separate kernels. BF16: out.row (N, F) must not be h,
+// and `pass` does not matter.
+template <class T>
+void multiply_gelu_forward(const Quantized<T>& out, bf16* h, const Codes<T>& x, const Codes<T>& weight,
                            const bf16* bias, int N, int K, int F, QuantizePass pass, unsigned* tickets,
                            stream_t stream);
 
-// dout (N, K), weight transposed (F, K), h (N, F). bias.dbias (F) must be given, with quantize_scratch(N, F) floats.
-// F8 = e4m3 or e5m2. Neither layout of `dh` may overlap dout.
-template <class F8>
-void multiply_gelu_backward(const Quantized<F8>& dh, const BiasGradient& bias, const Codes<F8>& dout,
-                            const Codes<e4m3>& weight, const bf16* h, int N, int K, int F, QuantizePass pass,
+// dout (N, K), weight transposed (F, K), but (K, F) in BF16, h (N, F). bias.dbias (F) must be given, with
+// quantize_scratch(N, F) floats. T = e4m3, e5m2 or bf16. Neither layout of `dh` may overlap dout.
+template <class T>
+void multiply_gelu_backward(const Quantized<T>& dh, const BiasGradient& bias, const Codes<T>& dout,
+                            const Codes<WeightOf<T>>& weight, const bf16* h, int N, int K, int F, QuantizePass pass,
                             unsigned* tickets, stream_t stream);
-
-// The same in BF16. `out` (N, F) must not be h, and dh (N, F) may not overlap dout. The weight is (F, K) forward and
-// (K, F) backward.
-void multiply_gelu_forward(bf16* out, bf16* h, const bf16* x, const bf16* weight, const bf16* bias, int N, int K, int F,
-                           unsigned* tickets, stream_t stream);
-void multiply_gelu_backward(bf16* dh, const BiasGradient& bias, const bf16* dout, const bf16* weight, const bf16* h,
-                            int N, int K, int F, unsigned* tickets, stream_t stream);
 
 }  // namespace llmc::hopper

@@ -302,7 +302,8 @@ void product_forward_bf16(Trial& t, const ProductShape& s) {
     bf16 *const h = t.result<bf16>("h", matrix(s.N, s.F)), *const out = t.result<bf16>("out", matrix(s.N, s.F)),
                 *const plain = t.result<bf16>("out of the separate kernel", matrix(s.N, s.F));
     t.run_twice([&] {
-        hopper::multiply_gelu_forward(out, h, x, weight, bias, s.N, s.K, s.F, t.tickets(), t.stream());
+        hopper::multiply_gelu_forward<bf16>({out}, h, {x}, {weight}, bias, s.N, s.K, s.F, QuantizePass::write,
+                                            t.tickets(), t.stream());
         activation_forward<bf16>(Activation::gelu, plain, h, s.N, s.F, t.stream());
     });
     t.within(h, operands.h(bias.values));
@@ -329,8 +330,8 @@ void product_backward_bf16(Trial& t, const ProductShape& s) {
                              trial.scratch<float>(std::max(activation_scratch(s.N, s.F), quantize_scratch(s.N, s.F))),
                          *const plain_dbias = trial.result<float>("dbias of the separate kernel", F);
             trial.run_twice([&] {
-                hopper::multiply_gelu_backward(dh, {dbias, scratch, accumulate}, own_dout, weight, h, s.N, s.K, s.F,
-                                               trial.tickets(), t.stream());
+                hopper::multiply_gelu_backward<bf16>({dh}, {dbias, scratch, accumulate}, {own_dout}, {weight}, h, s.N,
+                                                     s.K, s.F, QuantizePass::write, trial.tickets(), t.stream());
                 activation_backward<bf16>(Activation::gelu, plain, {plain_dbias, scratch}, rounded, h, s.N, s.F,
                                           t.stream());
             });
