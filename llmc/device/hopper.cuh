@@ -74,11 +74,6 @@ struct RingPosition {
         stage = 0;
         parity ^= 1;
     }
-    LLMC_DEVICE void advance(int by) {
-        stage += by;
-        parity ^= stage / Stages & 1;
-        stage %= Stages;
-    }
 };
 
 // ---- copies into shared memory -------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-// Tricks that stop nvcc from spilling registers on sm_90a. They never change results and do nothing on the host.
+// Tricks that stop nvcc from spilling registers on sm_90a, or ptxas from waiting for each load before it issues the
+// next one. They never change results and do nothing on the host.
 #pragma once
 #include "llmc/device/keywords.cuh"
 
@@ -29,6 +30,21 @@ LLMC_DEVICE void piece_by_piece(F&& f) {
     for (int turn = 0; turn < turns; turn++) f();
 #else
     f();
+#endif
+}
+
+// Separates loads from their uses, so that they are in flight together: ptxas moves no load past a barrier of the warp.
+// Otherwise it orders instructions so that they need few registers, and moves a load down behind the use of the one
+// before. A thread that waits for each load cannot use the memory's rate. dev/check_kernels.py counts the loads in
+// flight in SASS.
+//
+//   Packed8<Real> x[4];
+//   for (k = 0 to 3) x[k].load(row + k * C);
+//   issue_loads_first();
+//   for (k = 0 to 3) use x[k].get()
+LLMC_DEVICE void issue_loads_first() {
+#if LLMC_ON_GPU
+    __syncwarp(__activemask());
 #endif
 }
 

@@ -156,29 +156,41 @@ LLMC_HD void store8(float* p, const float (&in)[8]) {
 #endif
 }
 
-// Sixteen bf16 between their load and their use. On the GPU they stay packed, so loads in flight need half the
-// registers.
-struct Bf16x16 {
+// Eight values between their load and their use. On the GPU they stay as they are in memory, so bf16 in flight takes
+// half the registers.
+template <class Real>
+struct Packed8 {
 #if LLMC_ON_GPU
-    Bytes16 raw[2];
-    LLMC_DEVICE void load(const bf16* p) {
-        raw[0] = *reinterpret_cast<const Bytes16*>(p);
-        raw[1] = *reinterpret_cast<const Bytes16*>(p + 8);
+    static constexpr int kPieces = static_cast<int>(sizeof(Real)) / 2;  // loads of 16 bytes
+    Bytes16 raw[kPieces];
+    LLMC_DEVICE void load(const Real* p) {
+        LLMC_UNROLL
+        for (int i = 0; i < kPieces; i++) raw[i] = load16(p + i * (8 / kPieces));
     }
-    LLMC_DEVICE void get(float (&x)[2][8]) const {
+    LLMC_DEVICE void get(float (&x)[8]) const {
         for (int i = 0; i < 8; i++) {
-            x[i / 4][i % 4 * 2] = bf16x2_low(raw[i / 4].word[i % 4]);
-            x[i / 4][i % 4 * 2 + 1] = bf16x2_high(raw[i / 4].word[i % 4]);
+            if constexpr (kPieces == 1)
+                x[i] = i % 2 ? bf16x2_high(raw[0].word[i / 2]) : bf16x2_low(raw[0].word[i / 2]);
+            else
+                x[i] = float_from_bits(raw[i / 4].word[i % 4]);
         }
     }
 #else
-    float values[2][8];
-    void load(const bf16* p) {
-        load8(p, values[0]);
-        load8(p + 8, values[1]);
-    }
-    void get(float (&x)[2][8]) const { memcpy(x, values, sizeof values); }
+    float values[8];
+    void load(const Real* p) { load8(p, values); }
+    void get(float (&x)[8]) const { memcpy(x, values, sizeof values); }
 #endif
+};
+struct Bf16x16 {
+    Packed8<bf16> half[2];
+    LLMC_DEVICE void load(const bf16* p) {
+        half[0].load(p);
+        half[1].load(p + 8);
+    }
+    LLMC_DEVICE void get(float (&x)[2][8]) const {
+        half[0].get(x[0]);
+        half[1].get(x[1]);
+    }
 };
 
 // A lane's two groups of four among its warp's 256 elements. `p` points to the first; the second is 128 elements

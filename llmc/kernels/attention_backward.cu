@@ -19,15 +19,6 @@
 namespace llmc {
 namespace attention {
 
-// A block's place, for quantize_gradients(). Grids of the gradient kernels are (token tiles, heads, B).
-struct BlockPlace {
-    int first_token, b, h, T;
-    LLMC_DEVICE unsigned batch() const { return gridDim.z; }
-    LLMC_DEVICE unsigned tiles() const { return gridDim.x; }
-    LLMC_DEVICE bool counts_elements() const { return blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0; }
-    LLMC_DEVICE void meet() const { __syncthreads(); }
-};
-
 // ---- delta ---------------------------------------------------------------------------------------------------------
 
 constexpr int kDeltaThreads = 256;
@@ -308,7 +299,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
     if constexpr (kIsFp8<Out>) {
         quantize_gradients<Out, HD, Tiles::key_rows, threads>({dqkv, transposed, parts, fp8, pass}, {keys, values},
                                                               reinterpret_cast<float*>(stage_tiles),
-                                                              {NH, NKV, NH + 2 * NKV}, BlockPlace{first_key, b, kv, T});
+                                                              {NH, NKV, NH + 2 * NKV}, first_key, b, kv, T);
     } else {
         Tiles::meet();
         Tiles::store(dqkv + (head.key - qkv), head.stride, keys, first_key, T);
@@ -472,7 +463,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocu
     if constexpr (kIsFp8<Out>) {
         quantize_gradients<Out, HD, Tiles::query_rows, threads>({dqkv, transposed, parts, fp8, pass}, {queries},
                                                                 reinterpret_cast<float*>(stages), {0, NH, NH + 2 * NKV},
-                                                                BlockPlace{first_query, b, h, T});
+                                                                first_query, b, h, T);
     } else {
         Tiles::meet();
         Tiles::store(dqkv + (head.query - qkv), head.stride, queries, first_query, T);

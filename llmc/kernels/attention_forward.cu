@@ -119,8 +119,7 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     if (out_low) store_rows<HD, Tiles::warp_rows>(out_low + offset, stride, low, warp_query, T);
     if (fp8 != nullptr)
         quantize_output<HD, Tiles::query_rows, threads>(row, transposed, fp8, shared, shared + stage_size, first_query,
-                                                        b, h, static_cast<int>(gridDim.z), T, NH, pass,
-                                                        [] { __syncthreads(); });
+                                                        b, h, static_cast<int>(gridDim.z), T, NH, pass);
 }
 
 static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result_low, float* lse, const bf16* qkv,

@@ -81,22 +81,21 @@ LLMC_DEVICE void store_tile_columns(F8* to, size_t pitch, const bf16* tile, int 
     }
 }
 
-// Quantizes a block's output, which lies in `high` and `low`, to `row` and `transposed`: both stages. `meet` is a
-// barrier of the Threads threads that call this.
-template <int HD, int Rows, int Threads, class Meet>
+// Quantizes a block's output, which lies in `high` and `low`, to `row` and `transposed`: both stages.
+template <int HD, int Rows, int Threads>
 LLMC_DEVICE void quantize_output(e4m3* row, e4m3* transposed, Fp8State* state, bf16* high, const bf16* low,
-                                 int first_query, int b, int h, int B, int T, int NH, QuantizePass pass, Meet&& meet) {
+                                 int first_query, int b, int h, int B, int T, int NH, QuantizePass pass) {
     const size_t width = static_cast<size_t>(NH) * HD, tokens = static_cast<size_t>(B) * T;
     const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
     QuantizeTally tally;
     float unused[2][8] = {};
-    meet();  // the whole tile is complete and has been written to out
+    __syncthreads();  // the whole tile is complete and has been written to out
     quantize_tile_rows<e4m3, HD, Rows, Threads>(row ? row + token * width + channel : nullptr, width, high, low, tally,
                                                 unused, state->scale, first_query, T, pass);
     const bool counts_elements = first_query + b + h + static_cast<int>(threadIdx.x) == 0;
     commit_tally(state, tally, counts_elements ? tokens * width : 0, pass);
     if (transposed == nullptr) return;
-    meet();
+    __syncthreads();
     store_tile_columns<e4m3, HD, Rows, Threads>(transposed + channel * tokens + token, tokens, high, first_query, T);
 }
 
@@ -150,37 +149,36 @@ struct HeadPart {
     int first, heads, row;
 };
 
-// Quantizes Count tiles that lie in shared memory, one after the other. `scratch` is 64 bytes per thread of shared
-// memory whose contents are no longer needed. `at` is the place of the tiles: head `h` of each side, sequence `b`,
-// tokens from `first_token` up to `T`. Its functions are batch(), the number of sequences; tiles(), that of tiles along
-// T; counts_elements(), true for the one thread that accounts for all elements; and meet(), a barrier of the Threads
-// threads that call this.
-template <class F8, int HD, int Rows, int Threads, int Count, class Place>
+// Quantizes Count tiles of a block that lie in shared memory, one after the other: head `h` of each side, sequence `b`,
+// tokens from first_token up to T. `scratch` is 64 bytes per thread of shared memory whose contents are no longer
+// needed. The grid is (token tiles, heads, B).
+template <class F8, int HD, int Rows, int Threads, int Count>
 LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles)[Count], float* scratch,
-                                    const HeadPart& part, const Place& at) {
-    const size_t width = static_cast<size_t>(part.row) * HD, tokens = static_cast<size_t>(at.batch()) * at.T;
-    const size_t token = static_cast<size_t>(at.b) * at.T;
+                                    const HeadPart& part, int first_token, int b, int h, int T) {
+    const size_t width = static_cast<size_t>(part.row) * HD, tokens = static_cast<size_t>(gridDim.z) * T;
+    const size_t token = static_cast<size_t>(b) * T;
+    const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
     const float scale = to.fp8->scale;
     QuantizeTally tally;
     LLMC_UNROLL
     for (int i = 0; i < Count; i++) {
         float sums[2][8] = {};
-        const int own = (i * part.heads + at.h) * HD;  // in the kernel's part
-        const int channel = part.first * HD + own;     // in a row
+        const int own = (i * part.heads + h) * HD;  // in the kernel's part
+        const int channel = part.first * HD + own;  // in a row
         F8* const row = to.row ? to.row + token * width + channel : nullptr;
-        at.meet();  // the tiles are complete, and no thread needs the old contents of `scratch`
-        quantize_tile_rows<F8, HD, Rows, Threads>(row, width, tiles[i], nullptr, tally, sums, scale, at.first_token,
-                                                  at.T, to.pass);
+        __syncthreads();  // the tiles are complete, and no thread needs the old contents of `scratch`
+        quantize_tile_rows<F8, HD, Rows, Threads>(row, width, tiles[i], nullptr, tally, sums, scale, first_token, T,
+                                                  to.pass);
         if (to.parts) put_channel_sums<HD, Threads>(scratch, sums);
         if (i == Count - 1) {  // here, because at the end nvcc for sm_90a would spill
-            commit_tally(to.fp8, tally, at.counts_elements() ? Count * tokens * (part.heads * HD) : 0, to.pass);
+            commit_tally(to.fp8, tally, counts_elements ? Count * tokens * (part.heads * HD) : 0, to.pass);
         }
-        at.meet();
-        const size_t row_of_parts = static_cast<size_t>(at.b) * at.tiles() + at.first_token / Rows;
+        __syncthreads();
+        const size_t row_of_parts = static_cast<size_t>(b) * gridDim.x + first_token / Rows;
         if (to.parts) get_channel_sums<HD, Threads>(to.parts + row_of_parts * width + channel, scratch);
         if (to.transposed)
             store_tile_columns<F8, HD, Rows, Threads>(to.transposed + own * tokens + token, tokens, tiles[i],
-                                                      at.first_token, at.T);
+                                                      first_token, T);
     }
 }
 

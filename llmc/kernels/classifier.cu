@@ -2,11 +2,11 @@
 #include "llmc/kernels/classifier.h"
 
 #include "llmc/device/kernel.cuh"
+#include "llmc/device/registers.cuh"
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/classifier_random.cuh"
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/instantiate.h"
-#include "llmc/kernels/loads.cuh"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_values.cuh"
 

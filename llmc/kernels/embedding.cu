@@ -5,10 +5,10 @@
 #include <cstring>
 
 #include "llmc/device/kernel.cuh"
+#include "llmc/device/registers.cuh"
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/instantiate.h"
-#include "llmc/kernels/loads.cuh"
 
 namespace llmc {
 

@@ -384,6 +384,7 @@ void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gr
     const size_t exchange_bytes = plan.warps > 1 ? kTeamExchange * sizeof(float) : 0;
     const size_t own_bytes = static_cast<size_t>(plan.rows) * stride * 4 + bias_bytes + exchange_bytes;
     const size_t ahead_bytes = static_cast<size_t>(plan.warps) * 2 * kGroupBytes;
+    const bool ahead = own_bytes + ahead_bytes <= shared_memory_per_block();
     const auto run = [&]<NormKind kind, bool kAhead>() {
         const size_t shared_bytes = own_bytes + (kAhead ? ahead_bytes : 0);
         host::launch_or_loop<layernorm_backward_fp8_kernel<kind, kAhead, F8>,
@@ -393,11 +394,9 @@ void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gr
             out(parts, plan.parts(sums)), in(dout, n), in(inp, n), in(norm.weight, columns), in(mean, rows),
             in(rstd, rows), N, C, plan.rows, stride, pass);
     };
-    const bool ahead = own_bytes + ahead_bytes <= shared_memory_per_block();
-    if (layer)
-        ahead ? run.template operator()<NormKind::layer, true>() : run.template operator()<NormKind::layer, false>();
-    else
-        ahead ? run.template operator()<NormKind::rms, true>() : run.template operator()<NormKind::rms, false>();
+    with_norm_kind(norm.kind(), [&]<NormKind kind>() {
+        ahead ? run.template operator()<kind, true>() : run.template operator()<kind, false>();
+    });
     if (parts != nullptr)
         reduce_column_parts(gradients.dweight, gradients.dshift, parts, plan.blocks, sums, C, gradients.accumulate,
                             stream);

@@ -29,7 +29,7 @@ void with_norm_kind(NormKind kind, const Run& run) {
 // warp, so that as many bytes are in flight as with long rows.
 template <class Run>
 void with_norm_shape(NormKind kind, int C, const Run& run) {
-    const auto run_kind = [&]<NormKind k>() {
+    with_norm_kind(kind, [&]<NormKind k>() {
         if (C <= 256)
             run.template operator()<k, 4, 1>();
         else if (C <= 512)
@@ -38,9 +38,7 @@ void with_norm_shape(NormKind kind, int C, const Run& run) {
             run.template operator()<k, 2, 4>();
         else
             run.template operator()<k, 1, 8>();
-    };
-    kind == NormKind::layer ? run_kind.template operator()<NormKind::layer>()
-                            : run_kind.template operator()<NormKind::rms>();
+    });
 }
 
 inline void check_width(const char* launcher, int C, int widest = 12288) {

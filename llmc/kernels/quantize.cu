@@ -100,9 +100,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
     for (int pass = 0; pass < kTilePasses; pass++) {
         const int local = static_cast<int>(threadIdx.x) / kTileChunks + pass * kTilePassRows;
         if (corner.row + local >= R || column >= C) continue;
-        const F8* source = codes + static_cast<size_t>(corner.row + local) * C + column;
-        check_aligned16(source);
-        *reinterpret_cast<Bytes16*>(tile + tile_word(local, chunk)) = *reinterpret_cast<const Bytes16*>(source);
+        store16(tile + tile_word(local, chunk), load16(codes + static_cast<size_t>(corner.row + local) * C + column));
     }
     __syncthreads();
     quantize_tile_columns(transposed, tile, R, C);
@@ -124,8 +122,7 @@ template <class F8>
 static __global__ void __launch_bounds__(kQuantizeThreads) dequantize_kernel(bf16* out, const F8* codes, size_t n) {
     const size_t at = (static_cast<size_t>(blockIdx.x) * kQuantizeThreads + threadIdx.x) * kSlicePerThread;
     if (at >= n) return;
-    check_aligned16(codes + at);
-    const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(codes + at);
+    const Bytes16 bytes = load16(codes + at);
     for (int h = 0; h < 2; h++) {
         float x[8];
         uncast_8<F8>(x, bytes.word + h * 2);

@@ -30,12 +30,9 @@ LLMC_DEVICE void load_tile(bf16* tile, const bf16* inp, const TileCorner& corner
         const int index = i * kQuantizeThreads + static_cast<int>(threadIdx.x);
         const int r = index / (kTile / 8), c = index % (kTile / 8) * 8;
         Bytes16 bytes = {};
-        if (corner.row + r < N && corner.column + c < C) {
-            const bf16* source = inp + static_cast<size_t>(corner.row + r) * C + corner.column + c;
-            check_aligned16(source);
-            bytes = *reinterpret_cast<const Bytes16*>(source);
-        }
-        *reinterpret_cast<Bytes16*>(tile + r * kPitch + c) = bytes;
+        if (corner.row + r < N && corner.column + c < C)
+            bytes = load16(inp + static_cast<size_t>(corner.row + r) * C + corner.column + c);
+        store16(tile + r * kPitch + c, bytes);
     }
 }
 
@@ -110,9 +107,8 @@ LLMC_DEVICE void quantize_rows(e4m3* row_codes, void* row_scales, QuantizeTally&
             quantize_8<e4m3>(codes[part], tally, x, scale, pass);
         }
         if (row_codes == nullptr) continue;
-        e4m3* target = row_codes + static_cast<size_t>(row) * C + column;
-        check_aligned16(target);
-        *reinterpret_cast<Bytes16*>(target) = Bytes16{{codes[0][0], codes[0][1], codes[1][0], codes[1][1]}};
+        store16(row_codes + static_cast<size_t>(row) * C + column,
+                {{codes[0][0], codes[0][1], codes[1][0], codes[1][1]}});
     }
     if (half == 0 && row_scales != nullptr) store_scales<S>(row_scales, exponents, N, C, row, corner.column);
 }
@@ -196,8 +192,8 @@ LLMC_DEVICE void put_column_codes(uint8_t* staged, const uint32_t (&codes)[2][8]
     const ColumnPair pair;
     for (int i = 0; i < 2; i++) {
         uint8_t* to = staged + (pair.column + i) * kCodePitch + pair.segment * kSegment;
-        *reinterpret_cast<Bytes16*>(to) = Bytes16{{codes[i][0], codes[i][1], codes[i][2], codes[i][3]}};
-        *reinterpret_cast<Bytes16*>(to + 16) = Bytes16{{codes[i][4], codes[i][5], codes[i][6], codes[i][7]}};
+        store16(to, {{codes[i][0], codes[i][1], codes[i][2], codes[i][3]}});
+        store16(to + 16, {{codes[i][4], codes[i][5], codes[i][6], codes[i][7]}});
     }
 }
 
@@ -208,9 +204,8 @@ LLMC_DEVICE void store_column_codes(e4m3* transposed, const uint8_t* staged, con
         const int index = i * kQuantizeThreads + static_cast<int>(threadIdx.x);
         const int column = index / (kTile / 16), row = index % (kTile / 16) * 16;
         if (corner.column + column >= C || corner.row + row >= N) continue;
-        e4m3* to = transposed + static_cast<size_t>(corner.column + column) * N + corner.row + row;
-        check_aligned16(to);
-        *reinterpret_cast<Bytes16*>(to) = *reinterpret_cast<const Bytes16*>(staged + column * kCodePitch + row);
+        store16(transposed + static_cast<size_t>(corner.column + column) * N + corner.row + row,
+                load16(staged + column * kCodePitch + row));
     }
 }
 
@@ -288,8 +283,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
     if (at >= static_cast<size_t>(rows) * K) return;
     const int r = static_cast<int>(at / K), k = static_cast<int>(at % K);
     const float scale_inv = block_scale_inv(scales, layout, rows, K, r, k);  // 16 elements lie in one block
-    check_aligned16(codes + at);
-    const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(codes + at);
+    const Bytes16 bytes = load16(codes + at);
     LLMC_UNROLL
     for (int h = 0; h < 2; h++) {
         float x[8];

@@ -76,11 +76,8 @@ LLMC_DEVICE void quantize_tile_rows(F8* row_codes, uint32_t* tile, QuantizeTally
             }
             if (!writes_fp8(pass)) continue;
             const Bytes16 bytes{{codes[0][0], codes[0][1], codes[1][0], codes[1][1]}};
-            *reinterpret_cast<Bytes16*>(tile + tile_word(local, chunk)) = bytes;
-            if (row_codes == nullptr) continue;
-            F8* target = row_codes + static_cast<size_t>(row) * C + column;
-            check_aligned16(target);
-            *reinterpret_cast<Bytes16*>(target) = bytes;
+            store16(tile + tile_word(local, chunk), bytes);
+            if (row_codes != nullptr) store16(row_codes + static_cast<size_t>(row) * C + column, bytes);
         }
     }
 }

@@ -150,10 +150,7 @@ LLMC_DEVICE void commit_tallies(Fp8State* state, const QuantizeTally* tallies, s
 template <class F8>
 LLMC_DEVICE void store_columns(F8* to, size_t pitch, uint32_t (&rows)[4][4]) {
     for (int i = 0; i < 4; i++) transpose_4x4(rows[i]);
-    for (int c = 0; c < 4; c++) {
-        check_aligned16(to + c * pitch);
-        *reinterpret_cast<Bytes16*>(to + c * pitch) = Bytes16{{rows[0][c], rows[1][c], rows[2][c], rows[3][c]}};
-    }
+    for (int c = 0; c < 4; c++) store16(to + c * pitch, {{rows[0][c], rows[1][c], rows[2][c], rows[3][c]}});
 }
 
 // The same with 8-byte stores, for columns that start at multiples of 8 and may end after eight codes.
