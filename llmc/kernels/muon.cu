@@ -221,11 +221,12 @@ void normuon_factors(float* factors, float* second, float* squares, const Real* 
 // ---- update --------------------------------------------------------------------------------------------------------
 
 struct MuonRule {
-    static constexpr bool kKeepsMoment = false;
+    static constexpr int kMoments = 0;
     float scale, weight_decay;
     bool cautious;
 
-    LLMC_DEVICE void operator()(float& p, float&, float direction, bool, float learning_rate, float) const {
+    LLMC_DEVICE float step(const StepState& state) const { return static_cast<float>(state.learning_rate); }
+    LLMC_DEVICE void operator()(float& p, float&, float&, float direction, bool, float learning_rate) const {
         // Compares signs, because the product of two small numbers would be 0.
         const bool against = (direction > 0 && p < 0) || (direction < 0 && p > 0);
         p = fmaf(-learning_rate, fmaf(cautious && against ? 0.0f : weight_decay, p, scale * direction), p);
@@ -237,7 +238,8 @@ void muon_update(const StateArray& master, Real* working, Fp8State* fp8, const R
                  const MuonUpdate& update, const StepState* state, stream_t stream, const StateRounding& rounding) {
     const MuonRule rule{static_cast<float>(update.scale), static_cast<float>(update.weight_decay), update.cautious};
     const StateArray directions(const_cast<Real*>(o));  // only read
-    run_update("muon_update", master, nullptr, working, fp8, directions, count, count, rule, rounding, state, stream);
+    run_update("muon_update", UpdateTensors<Real>{master, {}, {}, working, directions, rounding}, fp8, count, count,
+               rule, state, stream);
 }
 
 LLMC_INSTANTIATE_BOTH(muon_momentum, float, bf16);

@@ -1,6 +1,6 @@
-// The frame of element-wise optimizer updates: the walk over groups of weights with the amax of the new ones, its loop
-// on the host device, and the kernel of optimizers that keep one moment or none. There a Rule computes each element:
-// Lion's and SGD's are in update.cu, Muon's in muon.cu. AdamW (update.cu) shares the walk and the loop.
+// The frame of element-wise optimizer updates: the walk over groups of weights with the amax of the new ones, the
+// kernel, and its loop on the host device. A Rule computes each element: those of AdamW, Lion and SGD are in update.cu,
+// Muon's in muon.cu.
 //
 // Each array has a format of its own. A branch on the format is the same for all threads of a launch.
 #pragma once
@@ -60,6 +60,27 @@ LLMC_DEVICE void store_fp8(const StateArray& array, size_t first, size_t left, c
     }
 }
 
+// Stores a group's two moments, rounded to their formats.
+LLMC_DEVICE void store_moments(const StateArray& m_array, const StateArray& v_array, size_t first, size_t left,
+                               float (&m)[8], float (&v)[8], const StateRounding& rounding, int64_t applied) {
+    const bool m_is_bf16 = m_array.format == StateFormat::bf16;
+    LLMC_UNROLL
+    for (int i = 0; i < 8 && v_array.format == StateFormat::bf16; i += 2) {
+        const size_t place = rounding.first + first + static_cast<size_t>(place_in_fours(i));
+        const uint64_t bits = moment_bits(rounding.key, applied, place);
+        const uint32_t low = static_cast<uint32_t>(bits), high = static_cast<uint32_t>(bits >> 32);
+        if (m_is_bf16) m[i] = to_float(to_bf16_stochastic(m[i], low));
+        v[i] = to_float(to_bf16_stochastic(v[i], low >> 16));
+        if (m_is_bf16) m[i + 1] = to_float(to_bf16_stochastic(m[i + 1], high));
+        v[i + 1] = to_float(to_bf16_stochastic(v[i + 1], high >> 16));
+    }
+    store_at(v_array, first, left, v);
+    if (m_array.format == StateFormat::fp8)
+        store_fp8(m_array, first, left, m, rounding, applied);
+    else
+        store_at(m_array, first, left, m);
+}
+
 // Rounds a group's new weights at random to their format.
 LLMC_DEVICE void round_masters(const StateArray& masters, float (&p)[8], const StateRounding& rounding, int64_t applied,
                                size_t first) {
@@ -111,29 +132,49 @@ LLMC_DEVICE void update_groups(Fp8State* fp8, size_t count, size_t decay_count, 
     }
 }
 
-// Rule::operator()(p, m, x, decays, learning_rate, grad_scale) changes a weight p and, if it kKeepsMoment, its moment
-// m. x is the input: a gradient or a direction. Sums of products are spelled fmaf(). Otherwise a compiler may fuse
-// another product in one of a thread's eight places than in the next, and an element's bits would depend on its place
-// in a slice.
+template <class Real>
+struct UpdateTensors {
+    StateArray master;
+    StateArray m, v;   // the moments that the rule keeps
+    Real* working;     // may be nullptr
+    StateArray input;  // gradients or directions
+    StateRounding rounding;
+};
+
+// Rule::operator()(p, m, v, x, decays, step) changes a weight p and its moments m and v, of which the rule keeps
+// kMoments: none, m in FP32, or both in formats of their own. x is the input. Rule::step(state) returns the numbers
+// that are the same for all elements. Sums of products are spelled fmaf(). Otherwise a compiler may fuse another
+// product in one of a thread's eight places than in the next, and an element's bits would depend on its place in a
+// slice.
 template <class Rule, class Real, bool kMeasures>
-static __global__ void __launch_bounds__(kBlockThreads, 4)
-    update_kernel(StateArray master, float* moment, Real* working, Fp8State* fp8, StateArray input, size_t count,
-                  size_t decay_count, Rule rule, StateRounding rounding, const StepState* state) {
+static __global__ void __launch_bounds__(kBlockThreads, Rule::kMoments == 2 ? 3 : 4)
+    update_kernel(UpdateTensors<Real> t, Fp8State* fp8, size_t count, size_t decay_count, Rule rule,
+                  const StepState* state) {
     if (state->skip) return;
-    const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
     update_groups<kMeasures>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
-        float p[8], m[8] = {}, x[8];
-        load_at(master, first, left, p);
-        load_at(input, first, left, x);
-        if constexpr (Rule::kKeepsMoment) load_group(moment + first, left, m);
+        const auto step = rule.step(*state);
+        // decayed_fours[h]: how many elements of the h-th group of four get weight decay.
+        const int decayed_fours[2] = {
+            static_cast<int>(decayed < 4 ? decayed : 4),
+            decayed < kFoursApart ? 0 : static_cast<int>(decayed < kFoursApart + 4 ? decayed - kFoursApart : 4)};
+        float p[8], x[8], m[8] = {}, v[8] = {};
+        load_at(t.master, first, left, p);
+        load_at(t.input, first, left, x);
+        if constexpr (Rule::kMoments == 1) load_group(static_cast<const float*>(t.m.values) + first, left, m);
+        if constexpr (Rule::kMoments == 2) {
+            load_at(t.m, first, left, m);
+            load_at(t.v, first, left, v);
+        }
         LLMC_UNROLL
-        for (int i = 0; i < 8; i++)
-            rule(p[i], m[i], x[i], static_cast<size_t>(place_in_fours(i)) < decayed, learning_rate, grad_scale);
-        round_masters(master, p, rounding, state->applied, first);
-        store_at(master, first, left, p);
-        if constexpr (Rule::kKeepsMoment) store_group(moment + first, left, m);
-        if (working) store_group(working + first, left, p);
-        return kMeasures ? largest_of_group(p, left) : 0u;
+        for (int i = 0; i < 8; i++) rule(p[i], m[i], v[i], x[i], (i & 3) < decayed_fours[i / 4], step);
+        // Weights are stored first, because rounding the moments needs their registers.
+        round_masters(t.master, p, t.rounding, state->applied, first);
+        store_at(t.master, first, left, p);
+        if (t.working) store_group(t.working + first, left, p);
+        const uint32_t amax = kMeasures ? largest_of_group(p, left) : 0u;
+        if constexpr (Rule::kMoments == 1) store_group(static_cast<float*>(t.m.values) + first, left, m);
+        if constexpr (Rule::kMoments == 2) store_moments(t.m, t.v, first, left, m, v, t.rounding, state->applied);
+        return amax;
     });
 }
 
@@ -208,23 +249,34 @@ void update_in_tasks(const StateArray& master, Real* working, [[maybe_unused]] F
 }
 
 template <class Rule, class Real, bool kMeasures>
-void update([[maybe_unused]] const Grid&, StateArray master, float* moment, Real* working, Fp8State* fp8,
-            StateArray input, size_t count, size_t decay_count, Rule rule, StateRounding rounding,
-            const StepState* state) {
+void update([[maybe_unused]] const Grid&, UpdateTensors<Real> t, Fp8State* fp8, size_t count, size_t decay_count,
+            Rule rule, const StepState* state) {
 #if !LLMC_ON_GPU
     if (state->skip) return;
-    const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
+    const auto step = rule.step(*state);
     const auto update = [&](size_t begin, size_t end, float* weights) {
-        float copy[kUpdateTask];
-        const float* const inputs = floats_of(input, begin, end - begin, copy);
-        for (size_t i = begin; i < end; i++) {
-            float m = 0.0f;
-            if constexpr (Rule::kKeepsMoment) m = moment[i];
-            rule(weights[i - begin], m, inputs[i - begin], i < decay_count, learning_rate, grad_scale);
-            if constexpr (Rule::kKeepsMoment) moment[i] = m;
+        const size_t n = end - begin, decayed = decay_count < begin ? 0 : decay_count - begin;
+        float m_copy[kUpdateTask], v_copy[kUpdateTask], input_copy[kUpdateTask];
+        float* const first = Rule::kMoments > 0 ? floats_of(t.m, begin, n, m_copy) : nullptr;
+        float* const second = Rule::kMoments > 1 ? floats_of(t.v, begin, n, v_copy) : nullptr;
+        const float* const inputs = floats_of(t.input, begin, n, input_copy);
+#pragma GCC ivdep
+        for (size_t i = 0; i < n; i++) {
+            float p = weights[i], m = Rule::kMoments > 0 ? first[i] : 0.0f, v = Rule::kMoments > 1 ? second[i] : 0.0f;
+            rule(p, m, v, inputs[i], i < decayed, step);
+            weights[i] = p;
+            if constexpr (Rule::kMoments > 0) first[i] = m;
+            if constexpr (Rule::kMoments > 1) second[i] = v;
         }
+        const auto bits = [&](const auto& of, size_t i) {
+            return half_of(of(t.rounding.key, state->applied, t.rounding.first + i / 2 * 2), i);
+        };
+        const auto of_m = t.m.format == StateFormat::fp8 ? fp8_bits : moment_bits;
+        if constexpr (Rule::kMoments > 0) put_back(t.m, begin, n, first, [&](size_t i) { return bits(of_m, i); });
+        if constexpr (Rule::kMoments > 1)
+            put_back(t.v, begin, n, second, [&](size_t i) { return bits(moment_bits, i) >> 16; });
     };
-    update_in_tasks<kMeasures>(master, working, fp8, count, rounding, *state, update);
+    update_in_tasks<kMeasures>(t.master, t.working, fp8, count, t.rounding, *state, update);
 #endif
 }
 
@@ -260,19 +312,18 @@ inline Access read(const StateArray& array, size_t count) {
     return in(static_cast<const char*>(array.values), count * bytes_of(array.format));
 }
 
-// `input` has gradients, or directions. `moment` is nullptr if the Rule keeps none; `working` and `fp8` may be nullptr.
 template <class Rule, class Real>
-void run_update(const char* name, const StateArray& master, float* moment, Real* working, Fp8State* fp8,
-                const StateArray& input, size_t count, size_t decay_count, const Rule& rule,
-                const StateRounding& rounding, const StepState* state, stream_t stream) {
+void run_update(const char* name, const UpdateTensors<Real>& t, Fp8State* fp8, size_t count, size_t decay_count,
+                const Rule& rule, const StepState* state, stream_t stream) {
     if (count == 0) return;
-    check_update(name, count, decay_count, {master.values, moment, working, input.values}, rounding);
+    check_update(name, count, decay_count, {t.master.values, t.m.values, t.v.values, t.working, t.input.values},
+                 t.rounding);
     with_measure(fp8, [&]<bool kMeasures>() {
         host::launch_or_loop<update_kernel<Rule, Real, kMeasures>, host::update<Rule, Real, kMeasures>>(
             update_blocks(count, kMeasures, stream),
-            {changed(master, count), inout(moment, count), out(working, count), inout(fp8, 1), read(input, count),
-             in(state, 1)},
-            master, moment, working, fp8, input, count, decay_count, rule, rounding, state);
+            {changed(t.master, count), changed(t.m, count), inout(t.m.scales, div_up(count, kStateGroup)),
+             changed(t.v, count), out(t.working, count), inout(fp8, 1), read(t.input, count), in(state, 1)},
+            t, fp8, count, decay_count, rule, state);
     });
 }
 

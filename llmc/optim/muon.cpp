@@ -136,13 +136,6 @@ static std::vector<size_t> in_bytes(std::vector<size_t> elements, size_t element
     return elements;
 }
 
-template <class Real>
-size_t Muon<Real>::elements_of(const std::vector<Piece>& pieces) {
-    size_t elements = 0;
-    for (const Piece& piece : pieces) elements += padded(piece.count);
-    return elements;
-}
-
 // ---- plan of the exchanges, and memory ------------------------------------------------------------------------------
 
 template <class Real>
@@ -193,9 +186,15 @@ void Muon<Real>::plan_rounds() {
         if (i + 1 < matrices_.size() && matrices_[i + 1].round == m.round) continue;
         const auto join = [](std::vector<std::vector<Piece>>& parts, std::vector<Piece>& all,
                              std::vector<size_t>& sizes) {
+            size_t place = 0;
             for (std::vector<Piece>& part : parts) {
-                sizes.push_back(elements_of(part));
-                all.insert(all.end(), part.begin(), part.end());
+                const size_t begin = place;
+                for (Piece& piece : part) {
+                    piece.place = place;
+                    place += padded(piece.count);
+                    all.push_back(piece);
+                }
+                sizes.push_back(place - begin);
                 part.clear();
             }
         };
@@ -245,8 +244,7 @@ template <class Real>
 std::vector<Product> Muon<Real>::products() const {
     std::vector<Product> all;
     for (const Matmul::LinearShape& shape : shapes_)
-        for (const Product& product : NewtonSchulz<Real>::products(shape.N, shape.C))
-            if (std::find(all.begin(), all.end(), product) == all.end()) all.push_back(product);
+        for (const Product& product : NewtonSchulz<Real>::products(shape.N, shape.C)) all.push_back(product);
     return all;
 }
 
@@ -281,16 +279,15 @@ void Muon<Real>::find_directions(const Round& round, const OptimizerMoments& mom
                                  const StepState* state, stream_t stream) {
     {
         const ProfileRange range("momentum", stream);
-        size_t at = 0;
         for (const Piece& piece : round.held) {
             const size_t unit = matrices_[piece.matrix].unit;
             const StateArray gradient = gradients_.slice(unit).from(piece.begin - layout_.slice(unit).begin);
-            ring.update(
-                {moments.at(moment, unit, piece.begin)}, piece.count, stream, [&](const StateRing::Slice& slice) {
-                    muon_momentum(slice[0].template as<float>(), held_ + at + slice.begin, gradient.from(slice.begin),
-                                  slice.count, config_.muon_momentum(), config_.uses_nesterov(), state, stream);
-                });
-            at += padded(piece.count);
+            ring.update({moments.at(moment, unit, piece.begin)}, piece.count, stream,
+                        [&](const StateRing::Slice& slice) {
+                            muon_momentum(slice[0].template as<float>(), held_ + piece.place + slice.begin,
+                                          gradient.from(slice.begin), slice.count, config_.muon_momentum(),
+                                          config_.uses_nesterov(), state, stream);
+                        });
         }
     }
     if (!exchanges()) return;
@@ -303,28 +300,23 @@ template <class Real>
 void Muon<Real>::orthogonalize(const Round& round, const StepState* state, stream_t stream) {
     const ProfileRange range("orthogonalize", stream);
     for (const size_t matrix : round.matrices) {
-        const auto copy_pieces = [&](const std::vector<Piece>& pieces, Real* from, bool back) {
-            size_t at = 0;
-            for (const Piece& piece : pieces) {
-                Real* const in_matrix = whole_ + piece.begin - matrices_[matrix].begin;
-                const size_t bytes = piece.count * sizeof(Real);
-                if (piece.matrix == matrix)
-                    copy_on_device(back ? from + at : in_matrix, back ? in_matrix : from + at, bytes, stream);
-                at += padded(piece.count);
-            }
-        };
-        if (exchanges()) {
-            copy_pieces(round.owned, owned_, false);
-            orthogonalize(matrix, whole_, state, stream);
-            copy_pieces(round.owned, owned_, true);
+        if (!exchanges()) {
+            const auto is_whole = [&](const Piece& piece) { return piece.matrix == matrix; };
+            const auto whole = std::find_if(round.held.begin(), round.held.end(), is_whole);
+            orthogonalize(matrix, held_ + whole->place, state, stream);
             continue;
         }
-        size_t at = 0;  // the whole matrix, in place
-        for (const Piece& piece : round.held) {
-            if (piece.matrix == matrix) break;
-            at += padded(piece.count);
-        }
-        orthogonalize(matrix, held_ + at, state, stream);
+        const auto copy_pieces = [&](bool back) {
+            for (const Piece& piece : round.owned) {
+                if (piece.matrix != matrix) continue;
+                Real *const in_matrix = whole_ + piece.begin - matrices_[matrix].begin, *const own =
+                                                                                            owned_ + piece.place;
+                copy_on_device(back ? own : in_matrix, back ? in_matrix : own, piece.count * sizeof(Real), stream);
+            }
+        };
+        copy_pieces(false);
+        orthogonalize(matrix, whole_, state, stream);
+        copy_pieces(true);
     }
 }
 
@@ -367,20 +359,17 @@ void Muon<Real>::return_directions(const Round& round, stream_t stream) {
 template <class Real>
 void Muon<Real>::apply(const Round& round, StateRing& ring, const StepState* state, stream_t stream) {
     const ProfileRange profile("update matrices", stream);
-    size_t at = 0;
     for (const Piece& piece : round.held) {
         const MuonMatrix& m = matrices_[piece.matrix];
         const size_t begin = piece.begin - layout_.slice(m.unit).begin;
-        Fp8State* fp8 = nullptr;  // an FP8 tensor forms its own range, limited to this rank's slice
-        for (const auto& range : weights_.ranges(m.unit))
-            if (range.begin <= begin && begin < range.begin + range.count) fp8 = range.fp8;
+        Fp8State* const fp8 = weights_.fp8_state(m.unit, m.tensor);
         const MuonUpdate update{muon_scale(config_.muon_scale, m.rows, m.columns), config_.weight_decay,
                                 config_.cautious_decay};
         ring.update({weights_.slice(m.unit, begin).master}, piece.count, stream, [&](const StateRing::Slice& slice) {
-            muon_update(slice[0], weights_.slice(m.unit, begin + slice.begin).working, fp8, held_ + at + slice.begin,
-                        slice.count, update, state, stream, config_.rounding(m.unit, piece.begin + slice.begin));
+            muon_update(slice[0], weights_.slice(m.unit, begin + slice.begin).working, fp8,
+                        held_ + piece.place + slice.begin, slice.count, update, state, stream,
+                        config_.rounding(m.unit, piece.begin + slice.begin));
         });
-        at += padded(piece.count);
     }
 }
 

@@ -123,6 +123,7 @@ private:
     struct Piece {
         size_t matrix;
         size_t begin, count;  // in the unit
+        size_t place = 0;     // in held_ or owned_
     };
     // Matrices that are exchanged and orthogonalized together.
     struct Round {
@@ -132,7 +133,6 @@ private:
     };
 
     bool exchanges() const { return layout_.is_sliced() && ranks_ > 1; }
-    static size_t elements_of(const std::vector<Piece>& pieces);
     template <class Visit>
     void for_each_holder(size_t matrix, Visit&& visit) const;
     void plan_rounds();

@@ -173,7 +173,7 @@ class OnVirtualGpu(unittest.TestCase):
         {"wrong-kernel:ActivationValues<llmc::Gelu": ("gelu_forward_fp8 ", r"codes\["),
          "unsteady-kernel:layernorm_forward_fp8": ("layernorm_forward_fp8 ", ""),
          "stray:ActivationGradientValues<llmc::Gelu": ("gelu_backward_fp8 ", ""),
-         "wrong-kernel:adamw_kernel": ("adamw_update, ", r"[mv] in slices\["),
+         "wrong-kernel:update_kernel<llmc::AdamWRule": ("adamw_update, ", r"[mv] in slices\["),
          f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias": ("matmul forward e4m3 .*algorithm 1 of 2", "must be")},
         {"cast:quantize": ("bf16 to e4m3, all values", ""),
          f"wrong-product:{FC} TN e4m3*e4m3->bf16 bias@2": ("matmul forward e4m3 .*algorithm 2 of 2", "must be")},
@@ -286,7 +286,7 @@ class OnVirtualGpu(unittest.TestCase):
         second = run(*flags, env=env)
         self.assertNotIn("check_card", second.result.out)
         self.assertRegex(json.loads(second.read("run.json"))["tuning"]["check_card"], r"^20\d\d-")
-        self.assertEqual(check("--precision", "bf16", env=env, fault="wrong-kernel:adamw_kernel").code, 1)
+        self.assertEqual(check("--precision", "bf16", env=env, fault="wrong-kernel:update_kernel<llmc::AdamWRule").code, 1)
         self.assertRegex(run(*flags, env=env).result.out, r"note: check_card found an error .*adamw_update")
 
     def test_tuning(self):

@@ -39,7 +39,7 @@ class Faults(Case):
                                                "rank", "--fp8-fallback", "0.5,0.9,3", LLMC_STREAMS="now").err)
 
     def test_a_synchronous_run_names_the_kernel(self):
-        for first, work in ((20, "cast_kernel"), (120, "_kernel"), (180, "adamw_kernel")):
+        for first, work in ((20, "cast_kernel"), (120, "_kernel"), (180, "AdamWRule")):
             for at in range(first, first + 60):  # some are copies, which have no line
                 messages = [self.fault(at, LLMC_STREAMS=streams, LLMC_SYNC="1").err for streams in ("now", "lazy")]
                 self.assertEqual(*messages)

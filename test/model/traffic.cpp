@@ -140,8 +140,8 @@ TEST_CASE("traffic: FP8 weights are read once and never written in BF16") {
     CHECK(quantize.count == 4 * layers);
     CHECK(static_cast<double>(quantize.bytes_read) == doctest::Approx(4 * matrices).epsilon(0.01));
     CHECK(static_cast<double>(quantize.bytes_written) == doctest::Approx(2 * matrices).epsilon(0.01));
-    const double saved = static_cast<double>(bf16_step.of("adamw_kernel").bytes_written) -
-                         static_cast<double>(step.of("adamw_kernel").bytes_written);
+    const double saved = static_cast<double>(bf16_step.of("AdamWRule").bytes_written) -
+                         static_cast<double>(step.of("AdamWRule").bytes_written);
     CHECK(saved == doctest::Approx(2 * matrices).epsilon(0.01));
 }
 
