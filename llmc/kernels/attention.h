@@ -18,6 +18,7 @@
 #include <cmath>
 
 #include "llmc/base/error.h"
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/quantize.h"
 
 namespace llmc {
@@ -72,31 +73,16 @@ inline void check_heads(const char* launcher, const AttentionHeads& heads) {
                     launcher, heads.NH, heads.NKV);
 }
 
-// Calls f.template operator()<HD, kDocuments>(), for a head dimension that check_heads() has accepted.
-template <class F>
-void with_head_dimension(int HD, const int* documents, F&& f) {
-    const auto of_dimension = [&]<int D>() {
-        documents ? f.template operator()<D, true>() : f.template operator()<D, false>();
-    };
-    switch (HD) {
-        case 32:
-            return of_dimension.template operator()<32>();
-        case 64:
-            return of_dimension.template operator()<64>();
-        case 80:
-            return of_dimension.template operator()<80>();
-        case 96:
-            return of_dimension.template operator()<96>();
-        case 128:
-            return of_dimension.template operator()<128>();
-        default:
-            return of_dimension.template operator()<256>();
-    }
-}
-// The same for f.template operator()<HD>().
+// Calls f.template operator()<HD>(), for a head dimension that check_heads() has accepted.
 template <class F>
 void with_head_dimension(int HD, F&& f) {
-    with_head_dimension(HD, nullptr, [&]<int D, bool>() { f.template operator()<D>(); });
+    with_one_of<32, 64, 80, 96, 128, 256>(HD, f);
+}
+// The same for f.template operator()<HD, kDocuments>().
+template <class F>
+void with_head_dimension(int HD, const int* documents, F&& f) {
+    with_head_dimension(
+        HD, [&]<int D>() { documents ? f.template operator()<D, true>() : f.template operator()<D, false>(); });
 }
 
 // ---- forward -------------------------------------------------------------------------------------------------------

@@ -253,18 +253,13 @@ static void check_loss(const char* launcher, int rows, int V, int padded_V, cons
 // would dominate.
 template <class Run>
 static void choose_block(int V, float soft_cap, const Run& run) {
-    const auto with_threads = [&]<int Threads>() {
-        if (soft_cap > 0.0f)
-            run.template operator()<Threads, true>();
-        else
-            run.template operator()<Threads, false>();
-    };
-    if (V <= 1024)
-        with_threads.template operator()<32>();
-    else if (V <= 8192)
-        with_threads.template operator()<128>();
-    else
-        with_threads.template operator()<768>();
+    with_one_of<32, 128, 768>(V <= 1024   ? 32
+                              : V <= 8192 ? 128
+                                          : 768,
+                              [&]<int Threads>() {
+                                  soft_cap > 0.0f ? run.template operator()<Threads, true>()
+                                                  : run.template operator()<Threads, false>();
+                              });
 }
 
 template <class Real>

@@ -8,6 +8,7 @@
 #include "llmc/base/error.h"
 #include "llmc/device/kernel.cuh"
 #include "llmc/device/registers.cuh"
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/norm.h"
 
 namespace llmc {
@@ -22,7 +23,7 @@ constexpr int kTeamExchange = 2 * kTeamMaxWarps * kTeamMaxSums;  // floats of sh
 // Calls run<kind>(), the launch of a kernel for this kind of norm.
 template <class Run>
 void with_norm_kind(NormKind kind, const Run& run) {
-    kind == NormKind::layer ? run.template operator()<NormKind::layer>() : run.template operator()<NormKind::rms>();
+    with_one_of<NormKind::layer, NormKind::rms>(kind, run);
 }
 
 // Calls run<kind, Rows, Vectors>(), the launch of a forward kernel for rows of C columns. Several short rows go to one

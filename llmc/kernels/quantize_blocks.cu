@@ -8,6 +8,7 @@
 
 #include "llmc/device/registers.cuh"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/quantize_tile.cuh"
 #include "llmc/kernels/state_array.h"
 
@@ -311,16 +312,6 @@ Tensor<T> scales_written(void* scales, ScaleLayout layout, int rows, int K) {
     return out(static_cast<T*>(scales), bytes / sizeof(T));
 }
 
-template <Fp8Scaling S>
-void launch_quantize_blocks(const Quantized<e4m3>& to, const QuantizeLaunch<e4m3>& l, const bf16* inp, int N, int C,
-                            QuantizePass pass) {
-    constexpr ScaleLayout layout = S == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors;
-    host::launch_or_loop<quantize_blocks_kernel<S>, host::quantize_blocks<S>>(
-        l.config, out(l.row, l.elements), scales_written(to.row_scales, layout, N, C), out(l.transposed, l.elements),
-        scales_written(to.transposed_scales, layout, C, N), out(l.parts, l.part_elements), state_access(to.state, pass),
-        in(inp, l.elements), N, C, pass);
-}
-
 }  // namespace
 
 void quantize_blocks(const Quantized<e4m3>& to, float* dbias, float* scratch, const bf16* inp, int N, int C,
@@ -330,10 +321,13 @@ void quantize_blocks(const Quantized<e4m3>& to, float* dbias, float* scratch, co
         !to.transposed != !to.transposed_scales)
         throw Error(ExitCode::failure, "quantize_blocks: each layout needs its scales, and blocks need no measuring");
     const QuantizeLaunch<e4m3> l("quantize_blocks", to, dbias, scratch, N, C, pass, stream);
-    if (scaling == Fp8Scaling::mx)
-        launch_quantize_blocks<Fp8Scaling::mx>(to, l, inp, N, C, pass);
-    else
-        launch_quantize_blocks<Fp8Scaling::block>(to, l, inp, N, C, pass);
+    const ScaleLayout layout = scaling == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors;
+    with_one_of<Fp8Scaling::mx, Fp8Scaling::block>(scaling, [&]<Fp8Scaling S>() {
+        host::launch_or_loop<quantize_blocks_kernel<S>, host::quantize_blocks<S>>(
+            l.config, out(l.row, l.elements), scales_written(to.row_scales, layout, N, C),
+            out(l.transposed, l.elements), scales_written(to.transposed_scales, layout, C, N),
+            out(l.parts, l.part_elements), state_access(to.state, pass), in(inp, l.elements), N, C, pass);
+    });
     l.finish_bias(dbias, C, accumulate);
 }
 

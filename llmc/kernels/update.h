@@ -28,6 +28,16 @@
 
 namespace llmc {
 
+// The tensors of an update, as its kernel takes them.
+template <class Real>
+struct UpdateTensors {
+    StateArray master;
+    StateArray m, v;   // the moments that the rule keeps
+    Real* working;     // may be nullptr
+    StateArray input;  // gradients or directions
+    StateRounding rounding;
+};
+
 // ---- AdamW ---------------------------------------------------------------------------------------------------------
 
 struct AdamWConfig {

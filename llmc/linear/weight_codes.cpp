@@ -28,7 +28,7 @@ void WeightCodes::add(const ParameterTable::Place& place, const std::string& kin
 }
 
 void WeightCodes::allocate() {
-    if (arena_.bytes() > 0) arena_.allocate();
+    arena_.allocate();
     for (int layer = 0; layer < layers(); layer++) {
         const Matrix& m = matrix(layer);
         if (m.from == CodesFrom::masters)

@@ -87,8 +87,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
 
 template <class Real>
 void Transformer<Real>::allocate(stream_t stream) {
-    for (Arena* arena : {&activations_, &constants_, &workspace_})
-        if (arena->bytes() > 0) arena->allocate();
+    for (Arena* arena : {&activations_, &constants_, &workspace_}) arena->allocate();
     set_bytes(tickets_, 0, sizeof *tickets_, stream);
     linear_.allocate(stream);
     std::vector<void*> inputs;

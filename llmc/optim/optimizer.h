@@ -22,9 +22,7 @@ public:
     Clipping(Gradients& gradients, ClipKind kind, double clip);
 
     size_t bytes() const { return arena_.bytes(); }
-    void allocate() {
-        if (bytes() > 0) arena_.allocate();
-    }
+    void allocate() { arena_.allocate(); }
     // Clips gradients that are *loss_scale times the true ones. A tensor's norm covers the whole tensor, over all ranks
     // that hold parts of it: squares are added in double, and the norm is rounded to FP32.
     void apply(const float* loss_scale, stream_t stream);

@@ -83,6 +83,7 @@ public:
     }
 
     void allocate() {  // a guest after its host
+        if (bytes() == 0) return;
         memory_ = host_ ? host_->memory_ : static_cast<char*>(device_malloc(bytes(), kind_));
         for (const Slot& slot : slots_) *slot.pointer = memory_ + slot.offset;
         char* at = memory_ + bytes_;

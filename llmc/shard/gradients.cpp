@@ -35,7 +35,7 @@ Gradients::Gradients(const ShardLayout& layout)
 
 void Gradients::allocate(stream_t stream) {
     arena_.allocate();
-    if (residual_count() > 0) residual_arena_.allocate();
+    residual_arena_.allocate();
     clear(stream);
     const Comm& comm = layout_.comm();
     if (comm.world() == 1 && layout_.accumulates()) return;

@@ -67,8 +67,7 @@ void Weights<Real>::cut_working_copy() {
 
 template <class Real>
 void Weights<Real>::allocate(stream_t stream) {
-    for (Arena* arena : {&working_arena_, &master_arena_})
-        if (arena->bytes() > 0) arena->allocate();
+    for (Arena* arena : {&working_arena_, &master_arena_}) arena->allocate();
     if (owner_)
         master_ = owner_->master_;
     else

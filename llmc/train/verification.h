@@ -106,7 +106,7 @@ public:
     size_t bytes() const { return checksums_.bytes() + arena_.bytes(); }
     void allocate() {
         checksums_.allocate();
-        if (arena_.bytes() > 0) arena_.allocate();
+        arena_.allocate();
     }
 
     bool is_due(int64_t step) const { return step % trainer_.config().verify_every == 0; }

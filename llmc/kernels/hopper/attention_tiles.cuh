@@ -14,10 +14,9 @@ namespace llmc::hopper {
 // Calls f.template operator()<HD, kDocuments>(), the launch of one of these kernels, for heads that they can run.
 template <class F>
 void with_head_dimension(const AttentionHeads& heads, const int* documents, F&& f) {
-    const auto of_dimension = [&]<int HD>() {
+    with_one_of<64, 128>(heads.HD, [&]<int HD>() {
         documents ? f.template operator()<HD, true>() : f.template operator()<HD, false>();
-    };
-    heads.HD == 64 ? of_dimension.template operator()<64>() : of_dimension.template operator()<128>();
+    });
 }
 
 // ---- work ----------------------------------------------------------------------------------------------------------
