@@ -56,11 +56,11 @@ struct AdamWRule : AdamWFactors {
 };
 
 template <class Real>
-void adamw_update(const StateArray& master, const StateArray& m, const StateArray& v, Real* working, Fp8State* fp8,
-                  const StateArray& grad, size_t count, size_t decay_count, const AdamWConfig& config,
-                  const StepState* state, stream_t stream, const StateRounding& rounding) {
-    if (m.format == StateFormat::fp8 && rounding.first % kStateGroup != 0)
-        throw Error(ExitCode::failure, "adamw_update: place {} is inside a group of {}", rounding.first, kStateGroup);
+void adamw_update(const UpdateTensors<Real>& tensors, Fp8State* fp8, size_t count, size_t decay_count,
+                  const AdamWConfig& config, const StepState* state, stream_t stream) {
+    const size_t place = tensors.rounding.first;
+    if (tensors.m.format == StateFormat::fp8 && place % kStateGroup != 0)
+        throw Error(ExitCode::failure, "adamw_update: place {} is inside a group of {}", place, kStateGroup);
     const AdamWFactors factors{static_cast<float>(config.beta1),
                                static_cast<float>(1.0 - config.beta1),
                                static_cast<float>(config.beta2),
@@ -70,8 +70,7 @@ void adamw_update(const StateArray& master, const StateArray& m, const StateArra
                                config.cautious_decay,
                                config.nesterov};
     const auto run = [&](const auto& rule) {
-        run_update("adamw_update", UpdateTensors<Real>{master, m, v, working, grad, rounding}, fp8, count, decay_count,
-                   rule, state, stream);
+        run_update("adamw_update", tensors, fp8, count, decay_count, rule, state, stream);
     };
     config.cautious_decay || config.nesterov ? run(AdamWRule<false>{factors}) : run(AdamWRule<true>{factors});
 }
@@ -93,14 +92,12 @@ struct LionRule {
 };
 
 template <class Real>
-void lion_update(const StateArray& master, float* m, Real* working, Fp8State* fp8, const StateArray& grad, size_t count,
-                 size_t decay_count, const LionConfig& config, const StepState* state, stream_t stream,
-                 const StateRounding& rounding) {
+void lion_update(const UpdateTensors<Real>& tensors, Fp8State* fp8, size_t count, size_t decay_count,
+                 const LionConfig& config, const StepState* state, stream_t stream) {
     const LionRule rule{static_cast<float>(config.beta1), static_cast<float>(1.0 - config.beta1),
                         static_cast<float>(config.beta2), static_cast<float>(1.0 - config.beta2),
                         static_cast<float>(config.weight_decay)};
-    run_update("lion_update", UpdateTensors<Real>{master, m, {}, working, grad, rounding}, fp8, count, decay_count,
-               rule, state, stream);
+    run_update("lion_update", tensors, fp8, count, decay_count, rule, state, stream);
 }
 
 // ---- SGD -----------------------------------------------------------------------------------------------------------
@@ -121,18 +118,16 @@ struct SgdRule {
 };
 
 template <class Real>
-void sgd_update(const StateArray& master, float* m, Real* working, Fp8State* fp8, const StateArray& grad, size_t count,
-                size_t decay_count, const SgdConfig& config, const StepState* state, stream_t stream,
-                const StateRounding& rounding) {
+void sgd_update(const UpdateTensors<Real>& tensors, Fp8State* fp8, size_t count, size_t decay_count,
+                const SgdConfig& config, const StepState* state, stream_t stream) {
     const float momentum = static_cast<float>(config.momentum), decay = static_cast<float>(config.weight_decay);
-    const auto run = [&](float* moment, const auto& rule) {
-        run_update("sgd_update", UpdateTensors<Real>{master, moment, {}, working, grad, rounding}, fp8, count,
-                   decay_count, rule, state, stream);
+    const auto run = [&](const auto& rule) {
+        run_update("sgd_update", tensors, fp8, count, decay_count, rule, state, stream);
     };
     if (config.momentum == 0)
-        run(nullptr, SgdRule<false>{0.0f, decay, false});
+        run(SgdRule<false>{0.0f, decay, false});
     else
-        run(m, SgdRule<true>{momentum, decay, config.nesterov});
+        run(SgdRule<true>{momentum, decay, config.nesterov});
 }
 
 LLMC_INSTANTIATE_BOTH(adamw_update, float, bf16);

@@ -133,7 +133,7 @@ LLMC_DEVICE void update_groups(Fp8State* fp8, size_t count, size_t decay_count, 
 }
 
 // Rule::operator()(p, m, v, x, decays, step) changes a weight p and its moments m and v, of which the rule keeps
-// kMoments: none, m in FP32, or both in formats of their own. x is the input. Rule::step(state) returns the numbers
+// kMoments: none, m in FP32, or both in formats of their own. x is a gradient. Rule::step(state) returns the numbers
 // that are the same for all elements. Sums of products are spelled fmaf(). Otherwise a compiler may fuse another
 // product in one of a thread's eight places than in the next, and an element's bits would depend on its place in a
 // slice.
@@ -150,7 +150,7 @@ static __global__ void __launch_bounds__(kBlockThreads, Rule::kMoments == 2 ? 3 
             decayed < kFoursApart ? 0 : static_cast<int>(decayed < kFoursApart + 4 ? decayed - kFoursApart : 4)};
         float p[8], x[8], m[8] = {}, v[8] = {};
         load_at(t.master, first, left, p);
-        load_at(t.input, first, left, x);
+        load_at(t.grad, first, left, x);
         if constexpr (Rule::kMoments == 1) load_group(static_cast<const float*>(t.m.values) + first, left, m);
         if constexpr (Rule::kMoments == 2) {
             load_at(t.m, first, left, m);
@@ -203,13 +203,14 @@ template <class Rule, class Real>
 void run_update(const char* name, const UpdateTensors<Real>& t, Fp8State* fp8, size_t count, size_t decay_count,
                 const Rule& rule, const StepState* state, stream_t stream) {
     if (count == 0) return;
-    check_update(name, count, decay_count, {t.master.values, t.m.values, t.v.values, t.working, t.input.values},
+    check_update(name, count, decay_count, {t.master.values, t.m.values, t.v.values, t.working, t.grad.values},
                  t.rounding);
+    if constexpr (Rule::kMoments == 1) t.m.template as<float>();  // throws for other formats
     with_measure(fp8, [&]<bool kMeasures>() {
         host::launch_or_loop<update_kernel<Rule, Real, kMeasures>, host::update<Rule, Real, kMeasures>>(
             update_blocks(count, kMeasures, stream),
             {changed(t.master, count), changed(t.m, count), inout(t.m.scales, div_up(count, kStateGroup)),
-             changed(t.v, count), out(t.working, count), inout(fp8, 1), read(t.input, count), in(state, 1)},
+             changed(t.v, count), out(t.working, count), inout(fp8, 1), read(t.grad, count), in(state, 1)},
             t, fp8, count, decay_count, rule, state);
     });
 }

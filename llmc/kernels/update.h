@@ -28,14 +28,13 @@
 
 namespace llmc {
 
-// The tensors of an update, as its kernel takes them.
 template <class Real>
 struct UpdateTensors {
     StateArray master;
-    StateArray m, v;   // the moments that the rule keeps
-    Real* working;     // may be nullptr
-    StateArray input;  // gradients or directions
-    StateRounding rounding;
+    StateArray m, v;  // the moments that the optimizer keeps
+    Real* working;    // may be nullptr
+    StateArray grad;  // with Muon directions
+    StateRounding rounding = {};
 };
 
 // ---- AdamW ---------------------------------------------------------------------------------------------------------
@@ -66,9 +65,8 @@ struct AdamWConfig {
 //
 // Moments are FP32 or BF16, and m may be fp8. The step uses them before they are rounded.
 template <class Real>
-void adamw_update(const StateArray& master, const StateArray& m, const StateArray& v, Real* working, Fp8State* fp8,
-                  const StateArray& grad, size_t count, size_t decay_count, const AdamWConfig& config,
-                  const StepState* state, stream_t stream, const StateRounding& rounding = {});
+void adamw_update(const UpdateTensors<Real>& tensors, Fp8State* fp8, size_t count, size_t decay_count,
+                  const AdamWConfig& config, const StepState* state, stream_t stream);
 
 // ---- Lion ----------------------------------------------------------------------------------------------------------
 
@@ -84,9 +82,8 @@ struct LionConfig {
 //
 // Reads 12 bytes per element, and writes 8 and sizeof(Real) for the working copy.
 template <class Real>
-void lion_update(const StateArray& master, float* m, Real* working, Fp8State* fp8, const StateArray& grad, size_t count,
-                 size_t decay_count, const LionConfig& config, const StepState* state, stream_t stream,
-                 const StateRounding& rounding = {});
+void lion_update(const UpdateTensors<Real>& tensors, Fp8State* fp8, size_t count, size_t decay_count,
+                 const LionConfig& config, const StepState* state, stream_t stream);
 
 // ---- SGD -----------------------------------------------------------------------------------------------------------
 
@@ -104,8 +101,7 @@ struct SgdConfig {
 //
 // Reads 12 bytes per element, and writes 8 and sizeof(Real) for the working copy; 4 less each without momentum.
 template <class Real>
-void sgd_update(const StateArray& master, float* m, Real* working, Fp8State* fp8, const StateArray& grad, size_t count,
-                size_t decay_count, const SgdConfig& config, const StepState* state, stream_t stream,
-                const StateRounding& rounding = {});
+void sgd_update(const UpdateTensors<Real>& tensors, Fp8State* fp8, size_t count, size_t decay_count,
+                const SgdConfig& config, const StepState* state, stream_t stream);
 
 }  // namespace llmc

@@ -183,22 +183,19 @@ void find_algorithms(Plan& plan, const Product& product, cublasLtHandle_t handle
             plan.algorithms.push_back(proposal.algo);
 }
 
-// Lets the plan use only this algorithm. Returns false if the library cannot run it.
-bool take_algorithm(Plan& plan, cublasLtHandle_t handle, size_t workspace, const std::string& text) {
-    const std::optional<cublasLtMatmulAlgo_t> algorithm = algorithm_of(text);
-    cublasLtMatmulHeuristicResult_t result = {};
-    if (!algorithm ||
-        cublasLtMatmulAlgoCheck(handle, plan.operation, plan.a, plan.b, plan.result, plan.result, &*algorithm,
-                                &result) != CUBLAS_STATUS_SUCCESS ||
-        result.workspaceSize > workspace)
-        return false;
-    plan.algorithms = {*algorithm};
-    return true;
-}
+// Lets the plan use only the chosen algorithm. Returns false if there is none, or if the library cannot run it.
 bool take_chosen(Plan& plan, const Product& product, cublasLtHandle_t handle, size_t workspace,
                  const std::string& chosen) {
     if (chosen.empty()) return false;
-    if (take_algorithm(plan, handle, workspace, chosen)) return true;
+    const std::optional<cublasLtMatmulAlgo_t> algorithm = algorithm_of(chosen);
+    cublasLtMatmulHeuristicResult_t result = {};
+    if (algorithm &&
+        cublasLtMatmulAlgoCheck(handle, plan.operation, plan.a, plan.b, plan.result, plan.result, &*algorithm,
+                                &result) == CUBLAS_STATUS_SUCCESS &&
+        result.workspaceSize <= workspace) {
+        plan.algorithms = {*algorithm};
+        return true;
+    }
     std::fprintf(stderr,
                  "note: %s: cuBLASLt %s does not list the chosen algorithm with %zu MiB of workspace; using the "
                  "library's own choice\n",

@@ -90,6 +90,7 @@ struct OptimizerConfig {
     StateFormat masters = StateFormat::fp32, adam_moments = StateFormat::fp32;
     StateFormat second_moments() const { return second_moment_format(adam_moments); }
     bool keeps_moments() const { return kind != OptimizerKind::sgd || momentum != 0; }
+    bool keeps_second_moments() const { return kind == OptimizerKind::adamw || is_muon(kind); }
     ClipKind clip_kind = ClipKind::norm;
     // If above 0, an average of the weights is kept next to them in FP32. It begins as a copy of them; then it becomes
     // decay * average + (1 - decay) * weights after every step: get_ema_multi_avg_fn of torch.optim.swa_utils.

@@ -309,8 +309,8 @@ void Muon<Real>::orthogonalize(const Round& round, const StepState* state, strea
         const auto copy_pieces = [&](bool back) {
             for (const Piece& piece : round.owned) {
                 if (piece.matrix != matrix) continue;
-                Real *const in_matrix = whole_ + piece.begin - matrices_[matrix].begin, *const own =
-                                                                                            owned_ + piece.place;
+                Real* const in_matrix = whole_ + piece.begin - matrices_[matrix].begin;
+                Real* const own = owned_ + piece.place;
                 copy_on_device(back ? own : in_matrix, back ? in_matrix : own, piece.count * sizeof(Real), stream);
             }
         };

@@ -11,12 +11,7 @@ namespace llmc {
 
 template <class Real>
 Optimizer<Real>::Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul* matmul)
-    : setup_(setup),
-      weights_(weights),
-      gradients_(gradients),
-      clipping_(gradients, setup.optimizer.clip_kind, setup.clip),
-      moments_(weights.layout()),
-      ring_(weights.layout()) {
+    : setup_(setup), weights_(weights), gradients_(gradients), moments_(weights.layout()), ring_(weights.layout()) {
     const ShardLayout& layout = weights.layout();
     for (size_t u = 0; u < layout.units(); u++) partial_count_ += global_norm_blocks(layout.share(u).count);
     if (is_muon(setup_.optimizer.kind)) {
@@ -34,8 +29,23 @@ Optimizer<Real>::Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, 
     arena_.plan(&state_, 1);
     arena_.plan(&loss_scale_, 1);
     arena_.plan(&spikes_, 1);
-    if (layout.comm().world() > 1)
-        arena_.plan(&workspace_, layout.comm().template all_reduce_workspace<double>(partial_count_));
+    if (setup_.clip > 0 && setup_.optimizer.clip_kind == ClipKind::tensor) {
+        for_each_tensor([&](size_t, const ParameterTensor&, size_t number) { tensors_ = number + 1; });
+        arena_.plan(&squares_, tensors_);
+        arena_.plan(&factors_, tensors_);
+    }
+    const size_t most = std::max(partial_count_, tensors_);
+    if (layout.comm().world() > 1) arena_.plan(&workspace_, layout.comm().template all_reduce_workspace<double>(most));
+}
+
+// Calls visit(unit, tensor, its number among all tensors).
+template <class Real>
+template <class Visit>
+void Optimizer<Real>::for_each_tensor(Visit&& visit) const {
+    size_t number = 0;
+    const std::vector<Unit>& units = weights_.table().units();
+    for (size_t u = 0; u < units.size(); u++)
+        for (const ParameterTensor& tensor : units[u].tensors) visit(u, tensor, number++);
 }
 
 // Muon's momentum is always FP32. If AdamW's moments are not, "m" therefore consists of two arrays.
@@ -60,7 +70,6 @@ void Optimizer<Real>::add_muon_moments() {
 template <class Real>
 void Optimizer<Real>::allocate(stream_t stream) {
     arena_.allocate();
-    clipping_.allocate();
     moments_.allocate(stream);
     ring_.allocate(stream);
     if (muon_) muon_->allocate(stream);
@@ -89,6 +98,39 @@ void Optimizer<Real>::sum_squares(stream_t stream) {
 }
 
 template <class Real>
+void Optimizer<Real>::clip(stream_t stream) {
+    const ClipKind kind = setup_.optimizer.clip_kind;
+    if (setup_.clip <= 0 || kind == ClipKind::norm) return;
+    const ProfileRange range("clip", stream);
+    if (kind == ClipKind::tensor) return clip_tensors(stream);
+    const ShardLayout& layout = weights_.layout();
+    for (size_t u = 0; u < layout.units(); u++)
+        clip_values(gradients_.slice(u).as<float>(), layout.slice(u).count, setup_.clip, loss_scale(), stream);
+}
+
+template <class Real>
+void Optimizer<Real>::clip_tensors(stream_t stream) {
+    const ShardLayout& layout = weights_.layout();
+    set_bytes(squares_, 0, tensors_ * sizeof(double), stream);
+    for_each_tensor([&](size_t unit, const ParameterTensor& tensor, size_t number) {
+        const ShardLayout::Part share = layout.share(unit), part = ShardLayout::overlap(share, tensor);
+        if (part.count == 0) return;
+        global_norm_partials(partials_, gradients_.share(unit).from(part.begin - share.begin), part.count, stream);
+        add_partials(squares_ + number, partials_, global_norm_blocks(part.count), stream);
+    });
+    if (layout.comm().world() > 1) {
+        const CommRange range("sum the tensors' norms", layout.comm(), stream);
+        layout.comm().all_reduce(squares_, tensors_, ReduceOp::sum, workspace_, stream);
+    }
+    clip_factors(factors_, squares_, tensors_, setup_.clip, loss_scale(), stream);
+    for_each_tensor([&](size_t unit, const ParameterTensor& tensor, size_t number) {
+        const ShardLayout::Part slice = layout.slice(unit), part = ShardLayout::overlap(slice, tensor);
+        scale_gradient(gradients_.slice(unit).from(part.begin - slice.begin).template as<float>(), part.count,
+                       factors_ + number, stream);
+    });
+}
+
+template <class Real>
 void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream_t stream) {
     gradients_.finish_reduce(stream);
     sum_squares(stream);
@@ -97,7 +139,7 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
                  setup_.optimizer.adamw(), setup_.optimizer.clip_kind == ClipKind::norm ? setup_.clip : 0,
                  {spikes_, setup_.skip_spikes}, stream);
     update_spikes(spikes_, state_, stream);
-    clipping_.apply(loss_scale(), stream);
+    clip(stream);
     if (muon_) {
         scale_rates(group_states_, state_, setup_.optimizer.rates(setup_.schedule.lr), stream);
         muon_->update(moments_, muon_m_, ring_, state_, stream);
@@ -112,47 +154,41 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
     update_loss_scale(loss_scale_, state_, setup_.loss_scale, stream);
 }
 
-// AdamW on the part of a unit that lies in one range of this rank's slice. Weight decay applies to its first `decayed`
+// Updates the part of a unit that lies in one range of this rank's slice. Weight decay applies to its first `decayed`
 // elements.
 template <class Real>
-void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part part, size_t decayed,
-                                   const StepState* state, stream_t stream) {
+void Optimizer<Real>::update_part(size_t unit, Fp8State* fp8, ShardLayout::Part part, size_t decayed,
+                                  const StepState* state, stream_t stream) {
+    const OptimizerConfig& config = setup_.optimizer;
     const size_t at = part.begin - weights_.layout().slice(unit).begin;
-    ring_.update(
-        {weights_.slice(unit, at).master, moments_.at(m_, unit, part.begin), moments_.at(v_, unit, part.begin)},
-        part.count, stream, [&](const StateRing::Slice& slice) {
-            adamw_update(slice[0], slice[1], slice[2], weights_.slice(unit, at + slice.begin).working, fp8,
-                         gradients_.slice(unit).from(at + slice.begin), slice.count, slice.of_first(decayed),
-                         setup_.optimizer.adamw(), state, stream,
-                         setup_.optimizer.rounding(unit, part.begin + slice.begin));
-        });
+    const StateArray none, m = config.keeps_moments() ? moments_.at(m_, unit, part.begin) : none;
+    const StateArray v = config.keeps_second_moments() ? moments_.at(v_, unit, part.begin) : none;
+    ring_.update({weights_.slice(unit, at).master, m, v}, part.count, stream, [&](const StateRing::Slice& slice) {
+        const size_t place = at + slice.begin;
+        const UpdateTensors<Real> tensors{slice[0],
+                                          slice[1],
+                                          slice[2],
+                                          weights_.slice(unit, place).working,
+                                          gradients_.slice(unit).from(place),
+                                          config.rounding(unit, part.begin + slice.begin)};
+        const auto update = [&](auto&& launch, const auto& settings) {
+            launch(tensors, fp8, slice.count, slice.of_first(decayed), settings, state, stream);
+        };
+        if (config.kind == OptimizerKind::lion)
+            update(lion_update<Real>, config.lion());
+        else if (config.kind == OptimizerKind::sgd)
+            update(sgd_update<Real>, config.sgd());
+        else
+            update(adamw_update<Real>, config.adamw());
+    });
 }
 
 // Updates this rank's slice of a unit, range by range.
 template <class Real>
 void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
     const size_t begin = weights_.layout().slice(unit).begin;
-    const OptimizerConfig& config = setup_.optimizer;
-    for (const auto& range : weights_.ranges(unit)) {
-        if (config.kind == OptimizerKind::adamw) {
-            update_adamw(unit, range.fp8, {begin + range.begin, range.count}, range.decay_count, state_, stream);
-            continue;
-        }
-        const StateArray moment = config.keeps_moments() ? moments_.at(m_, unit, begin + range.begin) : StateArray();
-        ring_.update({weights_.slice(unit, range.begin).master, moment}, range.count, stream,
-                     [&](const StateRing::Slice& slice) {
-                         const size_t at = range.begin + slice.begin;
-                         const auto update = [&](auto&& launch, const auto& rule) {
-                             launch(slice[0], slice[1].as<float>(), weights_.slice(unit, at).working, range.fp8,
-                                    gradients_.slice(unit).from(at), slice.count, slice.of_first(range.decay_count),
-                                    rule, state_, stream, config.rounding(unit, begin + at));
-                         };
-                         if (config.kind == OptimizerKind::lion)
-                             update(lion_update<Real>, config.lion());
-                         else
-                             update(sgd_update<Real>, config.sgd());
-                     });
-    }
+    for (const auto& range : weights_.ranges(unit))
+        update_part(unit, range.fp8, {begin + range.begin, range.count}, range.decay_count, state_, stream);
 }
 
 // AdamW on the parts of this rank's slice that Muon does not update: matrices outside of the blocks, and vectors.
@@ -164,7 +200,7 @@ void Optimizer<Real>::update_rest(size_t unit, stream_t stream) {
     const auto update = [&](size_t begin, size_t end, Fp8State* fp8, const StepState* state) {
         if (begin >= end) return;
         const size_t count = end - begin;
-        update_adamw(unit, fp8, {begin, count}, begin < info.decay_count ? count : 0, state, stream);
+        update_part(unit, fp8, {begin, count}, begin < info.decay_count ? count : 0, state, stream);
     };
     for (const auto& range : weights_.ranges(unit)) {
         const size_t begin = std::max(first + range.begin, muon), end = first + range.begin + range.count;
@@ -220,59 +256,5 @@ void Optimizer<Real>::restore(const OptimizerState& saved, stream_t stream) {
 
 template class Optimizer<float>;
 template class Optimizer<bf16>;
-
-// Calls visit(unit, tensor, its number among all tensors) for this rank's tensors.
-template <class Visit>
-void Clipping::for_each_tensor(Visit&& visit) const {
-    size_t number = 0;
-    const std::vector<Unit>& units = gradients_.layout().table().units();
-    for (size_t u = 0; u < units.size(); u++)
-        for (const ParameterTensor& tensor : units[u].tensors) visit(u, tensor, number++);
-}
-
-Clipping::Clipping(Gradients& gradients, ClipKind kind, double clip)
-    : gradients_(gradients), kind_(clip > 0 ? kind : ClipKind::norm), clip_(clip) {
-    if (kind_ != ClipKind::tensor) return;
-    size_t most = 0;
-    for_each_tensor([&](size_t, const ParameterTensor& tensor, size_t number) {
-        tensors_ = number + 1;
-        most = std::max(most, global_norm_blocks(tensor.count()));
-    });
-    arena_.plan(&partials_, most);
-    arena_.plan(&squares_, tensors_);
-    arena_.plan(&factors_, tensors_);
-    const Comm& comm = gradients.layout().comm();
-    if (comm.world() > 1) arena_.plan(&workspace_, comm.all_reduce_workspace<double>(tensors_));
-}
-
-void Clipping::apply(const float* loss_scale, stream_t stream) {
-    if (kind_ == ClipKind::norm) return;
-    const ProfileRange range("clip", stream);
-    if (kind_ == ClipKind::tensor) return clip_tensors(loss_scale, stream);
-    const ShardLayout& layout = gradients_.layout();
-    for (size_t u = 0; u < layout.units(); u++)
-        clip_values(gradients_.slice(u).as<float>(), layout.slice(u).count, clip_, loss_scale, stream);
-}
-
-void Clipping::clip_tensors(const float* loss_scale, stream_t stream) {
-    const ShardLayout& layout = gradients_.layout();
-    set_bytes(squares_, 0, tensors_ * sizeof(double), stream);
-    for_each_tensor([&](size_t unit, const ParameterTensor& tensor, size_t number) {
-        const ShardLayout::Part share = layout.share(unit), part = ShardLayout::overlap(share, tensor);
-        if (part.count == 0) return;
-        global_norm_partials(partials_, gradients_.share(unit).from(part.begin - share.begin), part.count, stream);
-        add_partials(squares_ + number, partials_, global_norm_blocks(part.count), stream);
-    });
-    if (layout.comm().world() > 1) {
-        const CommRange range("sum the tensors' norms", layout.comm(), stream);
-        layout.comm().all_reduce(squares_, tensors_, ReduceOp::sum, workspace_, stream);
-    }
-    clip_factors(factors_, squares_, tensors_, clip_, loss_scale, stream);
-    for_each_tensor([&](size_t unit, const ParameterTensor& tensor, size_t number) {
-        const ShardLayout::Part slice = layout.slice(unit), part = ShardLayout::overlap(slice, tensor);
-        scale_gradient(gradients_.slice(unit).from(part.begin - slice.begin).as<float>(), part.count, factors_ + number,
-                       stream);
-    });
-}
 
 }  // namespace llmc

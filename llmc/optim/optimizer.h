@@ -14,43 +14,13 @@
 
 namespace llmc {
 
-// Gradient clipping other than by the norm of all gradients (--clip-kind). It clips the sums that this rank updates, in
-// place, so later work sees clipped gradients.
-class Clipping {
-public:
-    // With ClipKind::norm or without a bound it does nothing and needs no memory.
-    Clipping(Gradients& gradients, ClipKind kind, double clip);
-
-    size_t bytes() const { return arena_.bytes(); }
-    void allocate() { arena_.allocate(); }
-    // Clips gradients that are *loss_scale times the true ones. A tensor's norm covers the whole tensor, over all ranks
-    // that hold parts of it: squares are added in double, and the norm is rounded to FP32.
-    void apply(const float* loss_scale, stream_t stream);
-
-private:
-    void clip_tensors(const float* loss_scale, stream_t stream);
-    template <class Visit>
-    void for_each_tensor(Visit&& visit) const;
-
-    Gradients& gradients_;
-    const ClipKind kind_;
-    const double clip_;
-    size_t tensors_ = 0;
-    Arena arena_{MemoryKind::workspace};
-    double *partials_ = nullptr, *squares_ = nullptr;  // partials_ is for one tensor; squares_ has one value per tensor
-    float* factors_ = nullptr;                         // one per tensor
-    char* workspace_ = nullptr;                        // for the sum over the ranks
-};
-
 template <class Real>
 class Optimizer {
 public:
     // Only Muon needs `matmul`.
     Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul* matmul = nullptr);
 
-    size_t workspace_bytes() const {
-        return arena_.bytes() + clipping_.bytes() + ring_.bytes() + (muon_ ? muon_->workspace_bytes() : 0);
-    }
+    size_t workspace_bytes() const { return arena_.bytes() + ring_.bytes() + (muon_ ? muon_->workspace_bytes() : 0); }
     size_t moment_bytes() const { return moments_.bytes(); }
     size_t second_moment_bytes() const { return muon_ ? muon_->state_bytes() : 0; }  // NorMuon's, always on the device
     const StateRing& ring() const { return ring_; }
@@ -95,17 +65,23 @@ public:
     void restore(const OptimizerState& state, stream_t stream);
 
 private:
+    template <class Visit>
+    void for_each_tensor(Visit&& visit) const;
     void sum_squares(stream_t stream);
+    // Gradient clipping other than by the norm of all gradients (--clip-kind). It clips the sums that this rank
+    // updates, in place, so later work sees clipped gradients. A tensor's norm covers the whole tensor, over all ranks
+    // that hold parts of it: squares are added in double, and the norm is rounded to FP32.
+    void clip(stream_t stream);
+    void clip_tensors(stream_t stream);
     void add_muon_moments();
-    void update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part part, size_t decayed, const StepState* state,
-                      stream_t stream);
+    void update_part(size_t unit, Fp8State* fp8, ShardLayout::Part part, size_t decayed, const StepState* state,
+                     stream_t stream);
     void update_unit(size_t unit, stream_t stream);
     void update_rest(size_t unit, stream_t stream);
 
     OptimizerSetup setup_;
     Weights<Real>& weights_;
     Gradients& gradients_;
-    Clipping clipping_;
     OptimizerMoments moments_;
     StateRing ring_;
     size_t m_ = 0, v_ = 0, muon_m_ = 0, average_ = 0;  // indices into moments_
@@ -113,12 +89,14 @@ private:
     std::optional<Muon<Real>> muon_;
     StepState* group_states_ = nullptr;  // (kRateGroups): for the parameters that Muon leaves to AdamW
     Arena arena_{MemoryKind::workspace};
-    double* partials_ = nullptr;  // sums of squares of gradients: one per block, unit after unit
-    char* workspace_ = nullptr;   // for their all-reduce
+    double* partials_ = nullptr;  // sums of squares of gradients: one per block, unit after unit, or of one tensor
+    double* squares_ = nullptr;   // one per tensor, to clip them
+    float* factors_ = nullptr;    // one per tensor
+    char* workspace_ = nullptr;   // for the all-reduce of partials_ or squares_
     StepState* state_ = nullptr;
     LossScaleState* loss_scale_ = nullptr;
     SpikeState* spikes_ = nullptr;
-    size_t partial_count_ = 0;
+    size_t partial_count_ = 0, tensors_ = 0;
 };
 
 }  // namespace llmc

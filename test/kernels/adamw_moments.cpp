@@ -45,8 +45,8 @@ struct Tensors {
           m(moments<Moment>(n, 0.01f, 2, 0)),
           v(moments<Moment>(n, 1e-3f, 3, 1e-2f)) {}
     void update(uint64_t key = kKey, size_t place = 0) {
-        adamw_update<float>(master.get(), m.get(), v.get(), working, nullptr, grad.get(), n, n / 2, kConfig, state,
-                            test_stream(), {key, place});
+        adamw_update<float>({master.get(), m.get(), v.get(), working, grad.get(), {key, place}}, nullptr, n, n / 2,
+                            kConfig, state, test_stream());
     }
 };
 
@@ -60,8 +60,8 @@ uint32_t bits_of(int moment, size_t place, int64_t applied = 3, uint64_t key = k
 
 TEST_CASE("BF16 moments refuse slices and places that divide a group") {
     Tensors<bf16> t(12);
-    CHECK_THROWS_AS(adamw_update<float>(t.master + 4, t.m + 4, t.v + 4, t.working + 4, nullptr, t.grad + 4, 8, 0,
-                                        kConfig, t.state, test_stream(), {kKey, 4}),
+    CHECK_THROWS_AS(adamw_update<float>({t.master + 4, t.m + 4, t.v + 4, t.working + 4, t.grad + 4, {kKey, 4}}, nullptr,
+                                        8, 0, kConfig, t.state, test_stream()),
                     Error);  // 8 bytes
     CHECK_THROWS_AS(t.update(kKey, 2), Error);
 }

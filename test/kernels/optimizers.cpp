@@ -17,16 +17,16 @@ TEST_CASE("updates need no working copy, and refuse misaligned tensors and more 
     const DeviceArray<StepState> state(std::vector<StepState>{StepState{}});
     DeviceArray<float> x(std::vector<float>(64, 1.0f)), y(std::vector<float>(64, 1.0f)), m(64), v(64), grad(64);
     const auto adamw = [&](size_t offset, size_t decay_count) {
-        adamw_update<float>(x + offset, m + offset, v + offset, nullptr, nullptr, grad + offset, 8, decay_count, {},
+        adamw_update<float>({x + offset, m + offset, v + offset, nullptr, grad + offset}, nullptr, 8, decay_count, {},
                             state.get(), test_stream());
     };
     const auto lion = [&](size_t offset, size_t decay_count) {
-        lion_update<float>(x + offset, m + offset, nullptr, nullptr, grad + offset, 8, decay_count, {}, state.get(),
-                           test_stream());
+        lion_update<float>({x + offset, m + offset, {}, nullptr, grad + offset}, nullptr, 8, decay_count, {},
+                           state.get(), test_stream());
     };
     const auto sgd = [&](size_t offset, size_t decay_count) {
-        sgd_update<float>(x + offset, m + offset, nullptr, nullptr, grad + offset, 8, decay_count, {}, state.get(),
-                          test_stream());
+        sgd_update<float>({x + offset, m + offset, {}, nullptr, grad + offset}, nullptr, 8, decay_count, {},
+                          state.get(), test_stream());
     };
     for (const std::function<void(size_t, size_t)>& update : {std::function(adamw), {lion}, {sgd}}) {
         CHECK_NOTHROW(update(0, 8));
@@ -53,7 +53,7 @@ TEST_CASE("adamw with Nesterov momentum follows optax.nadamw") {
         step.bias_correction1 = static_cast<float>(1 / (1 - std::pow(config.beta1, step.applied)));
         step.bias_correction2 = static_cast<float>(1 / (1 - std::pow(config.beta2, step.applied)));
         const DeviceArray<StepState> state(std::vector<StepState>{step});
-        adamw_update<float>(p.get(), m.get(), v.get(), nullptr, nullptr, grad.get(), 1, 1, config, state.get(),
+        adamw_update<float>({p.get(), m.get(), v.get(), nullptr, grad.get()}, nullptr, 1, 1, config, state.get(),
                             test_stream());
         CHECK(std::fabs(static_cast<double>(p.download()[0]) - weight) < 3e-7);
     }

@@ -50,8 +50,9 @@ struct Trainer {
         }
         prepare_step(state, partials, offset, loss, scale, bad_flag, schedule, kAdamW, clip, spikes, test_stream());
         for (int u = 0; u < 2; u++)
-            adamw_update<bf16>(units[u].master.get(), units[u].m.get(), units[u].v.get(), units[u].working, nullptr,
-                               units[u].grad.get(), kSizes[u], kDecayed[u], kAdamW, state, test_stream());
+            adamw_update<bf16>(
+                {units[u].master.get(), units[u].m.get(), units[u].v.get(), units[u].working, units[u].grad.get()},
+                nullptr, kSizes[u], kDecayed[u], kAdamW, state, test_stream());
         return state.download()[0];
     }
 };

@@ -67,8 +67,9 @@ Updated updated(const StateFormats& formats, bool offload, size_t slice_elements
             const size_t decayed = count / 2;
             ring.update({master.from(at), m.from(at), v.from(at)}, count, stream, [&](const StateRing::Slice& slice) {
                 const size_t first = at + slice.begin;
-                adamw_update(slice[0], slice[1], slice[2], working.get() + first, fp8.get(), gradient.get() + first,
-                             slice.count, slice.of_first(decayed), AdamWConfig{}, state.get(), stream, {1337, first});
+                adamw_update<bf16>(
+                    {slice[0], slice[1], slice[2], working.get() + first, gradient.get() + first, {1337, first}},
+                    fp8.get(), slice.count, slice.of_first(decayed), AdamWConfig{}, state.get(), stream);
             });
             at += round_up(count, kStateGroup);
         }

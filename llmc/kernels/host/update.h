@@ -86,7 +86,7 @@ void update([[maybe_unused]] const Grid&, UpdateTensors<Real> t, Fp8State* fp8, 
         float m_copy[kUpdateTask], v_copy[kUpdateTask], input_copy[kUpdateTask];
         float* const first = Rule::kMoments > 0 ? floats_of(t.m, begin, n, m_copy) : nullptr;
         float* const second = Rule::kMoments > 1 ? floats_of(t.v, begin, n, v_copy) : nullptr;
-        const float* const inputs = floats_of(t.input, begin, n, input_copy);
+        const float* const inputs = floats_of(t.grad, begin, n, input_copy);
 #pragma GCC ivdep
         for (size_t i = 0; i < n; i++) {
             float p = weights[i], m = Rule::kMoments > 0 ? first[i] : 0.0f, v = Rule::kMoments > 1 ? second[i] : 0.0f;

@@ -167,14 +167,14 @@ void update(Trial& t, const Update& u) {
         const StateArray master = to.master.from(begin), m = to.m.from(begin), g = grad.from(begin);
         const StateRounding rounding{kRounding.key, kRounding.first + begin};
         if (u.rule == Rule::adamw)
-            adamw_update<Real>(master, m, to.v.from(begin), copy, amax, g, count, decayed, adamw, step, t.stream(),
-                               rounding);
+            adamw_update<Real>({master, m, to.v.from(begin), copy, g, rounding}, amax, count, decayed, adamw, step,
+                               t.stream());
         else if (u.rule == Rule::muon)
             muon_update<Real>(master, copy, amax, direction + begin, count, u.muon, step, t.stream(), rounding);
         else if (u.rule == Rule::lion)
-            lion_update<Real>(master, m.as<float>(), copy, amax, g, count, decayed, kLion, step, t.stream(), rounding);
+            lion_update<Real>({master, m, {}, copy, g, rounding}, amax, count, decayed, kLion, step, t.stream());
         else
-            sgd_update<Real>(master, m.as<float>(), copy, amax, g, count, decayed, u.sgd, step, t.stream(), rounding);
+            sgd_update<Real>({master, m, {}, copy, g, rounding}, amax, count, decayed, u.sgd, step, t.stream());
     };
     // A slice begins on 16 bytes of an array in BF16, and with a group in fp8.
     const size_t multiple = u.moments == StateFormat::fp8 ? kStateGroup : 8, cut = u.count / 4 / multiple * multiple;
