@@ -119,23 +119,30 @@ void transpose_codes(F8* transposed, const F8* codes, int R, int C, stream_t str
 // ---- back ----------------------------------------------------------------------------------------------------------
 
 template <class F8>
-static __global__ void __launch_bounds__(kQuantizeThreads) dequantize_kernel(bf16* out, const F8* codes, size_t n) {
+static __global__ void __launch_bounds__(kQuantizeThreads)
+    dequantize_kernel(bf16* out, const F8* codes, const void* scales, ScaleLayout layout, int rows, int K) {
     const size_t at = (static_cast<size_t>(blockIdx.x) * kQuantizeThreads + threadIdx.x) * kSlicePerThread;
-    if (at >= n) return;
+    if (at >= static_cast<size_t>(rows) * K) return;
+    const int r = static_cast<int>(at / K), k = static_cast<int>(at % K);
+    // The 16 elements lie in one block.
+    const float scale_inv = scales != nullptr ? block_scale_inv(scales, layout, rows, K, r, k) : 1.0f;
     const Bytes16 bytes = load16(codes + at);
     for (int h = 0; h < 2; h++) {
         float x[8];
         uncast_8<F8>(x, bytes.word + h * 2);
+        for (int i = 0; i < 8; i++) x[i] *= scale_inv;
         store8(out + at + h * 8, x);
     }
 }
 
 template <class F8>
-void dequantize(bf16* to, const F8* codes, size_t n, stream_t stream) {
-    if (n == 0 || n % kSlicePerThread != 0)
-        throw Error(ExitCode::failure, "dequantize: {} elements are not a positive multiple of 16", n);
+void dequantize(bf16* to, const F8* codes, const void* scales, ScaleLayout layout, int rows, int K, stream_t stream) {
+    if (rows < 1 || K < kSlicePerThread || K % kSlicePerThread != 0)
+        throw Error(ExitCode::failure, "dequantize: K={} is not a positive multiple of {}", K, kSlicePerThread);
+    const size_t n = static_cast<size_t>(rows) * K, bytes = scale_bytes(layout, rows, K);
     const unsigned blocks = static_cast<unsigned>(div_up<size_t>(n, size_t{kQuantizeThreads} * kSlicePerThread));
-    launch<dequantize_kernel<F8>>({blocks, kQuantizeThreads, 0, stream}, out(to, n), in(codes, n), n);
+    launch<dequantize_kernel<F8>>({blocks, kQuantizeThreads, 0, stream}, out(to, n), in(codes, n),
+                                  in(static_cast<const char*>(scales), bytes), layout, rows, K);
 }
 
 static __global__ void product_factors_kernel(float* factors, const float* first, const float* second, float beta) {

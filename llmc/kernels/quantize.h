@@ -58,10 +58,11 @@ void transpose_codes(F8* transposed, const F8* codes, int R, int C, stream_t str
 
 // ---- back to BF16, for products that cuBLASLt does not have in FP8 -------------------------------------------------
 
-// out[i] = value of codes[i], without its scale: every E4M3 and E5M2 number is a BF16 number. n is a positive multiple
-// of 16; pointers are 16-byte aligned. Moves 3 bytes per element.
+// out (rows, K) = the values of codes, exactly: times their blocks' scales, or without a scale if `scales` is nullptr.
+// Every E4M3 and E5M2 number is a BF16 number. K is a positive multiple of 16; pointers are 16-byte aligned. Moves 3
+// bytes per element.
 template <class F8>
-void dequantize(bf16* out, const F8* codes, size_t n, stream_t stream);
+void dequantize(bf16* out, const F8* codes, const void* scales, ScaleLayout layout, int rows, int K, stream_t stream);
 
 // The alpha and beta of a product of such values, which the product reads on the device: factors[0] =
 // first_scale_inv * second_scale_inv, factors[1] = beta.

@@ -276,24 +276,6 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     quantize_weight_tile(row, transposed, state, power_of_two(-exponent), master, R, C, pass);
 }
 
-// ---- back ----------------------------------------------------------------------------------------------------------
-
-static __global__ void __launch_bounds__(kQuantizeThreads)
-    dequantize_blocks_kernel(bf16* out, const e4m3* codes, const void* scales, ScaleLayout layout, int rows, int K) {
-    const size_t at = (static_cast<size_t>(blockIdx.x) * kQuantizeThreads + threadIdx.x) * 16;
-    if (at >= static_cast<size_t>(rows) * K) return;
-    const int r = static_cast<int>(at / K), k = static_cast<int>(at % K);
-    const float scale_inv = block_scale_inv(scales, layout, rows, K, r, k);  // 16 elements lie in one block
-    const Bytes16 bytes = load16(codes + at);
-    LLMC_UNROLL
-    for (int h = 0; h < 2; h++) {
-        float x[8];
-        uncast_8<e4m3>(x, bytes.word + h * 2);
-        for (int i = 0; i < 8; i++) x[i] *= scale_inv;
-        store8(out + at + h * 8, x);
-    }
-}
-
 // ---- launchers -----------------------------------------------------------------------------------------------------
 
 namespace {
@@ -343,17 +325,6 @@ void quantize_weight_tiles(const Quantized<e4m3>& to, const StateArray& masters,
             out(l.transposed, l.elements), scales_written<float>(to.transposed_scales, ScaleLayout::tiles, C, R),
             state_access(to.state, pass), in(master, l.elements), R, C, pass);
     });
-}
-
-void dequantize_blocks(bf16* to, const e4m3* codes, const void* scales, ScaleLayout layout, int rows, int K,
-                       stream_t stream) {
-    if (rows < 1 || K < 16 || K % 16 != 0)
-        throw Error(ExitCode::failure, "dequantize_blocks: K={} is not a multiple of 16", K);
-    const size_t elements = static_cast<size_t>(rows) * K;
-    const unsigned blocks = static_cast<unsigned>(div_up(elements, static_cast<size_t>(kQuantizeThreads) * 16));
-    const size_t bytes = scale_bytes(layout, static_cast<size_t>(rows), static_cast<size_t>(K));
-    launch<dequantize_blocks_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(to, elements),
-                                     in(codes, elements), in(static_cast<const char*>(scales), bytes), layout, rows, K);
 }
 
 }  // namespace llmc

@@ -85,8 +85,4 @@ void quantize_blocks(const Quantized<e4m3>& to, float* dbias, float* scratch, co
 void quantize_weight_tiles(const Quantized<e4m3>& to, const StateArray& master, int R, int C, QuantizePass pass,
                            stream_t stream);
 
-// out (rows, K) = codes * their scales, exactly: for products on cards without block scales. Moves 3 bytes per element.
-void dequantize_blocks(bf16* out, const e4m3* codes, const void* scales, ScaleLayout layout, int rows, int K,
-                       stream_t stream);
-
 }  // namespace llmc

@@ -350,20 +350,18 @@ void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) 
             throw Error(ExitCode::failure, product.describe() + ": call Matmul::reserve() for this layer");
         b.allocate_room(needed);
     }
-    if (product.has_block_scales()) {
-        dequantize_blocks(b.first, static_cast<const e4m3*>(t.first), t.first_scale_inv, product.first_scales(), g.rows,
-                          g.inner, stream);
-        dequantize_blocks(b.second, static_cast<const e4m3*>(t.second), t.second_scale_inv, product.second_scales(),
-                          g.columns, g.inner, stream);
-    } else {
-        if (product.first_element() == Product::Element::e5m2)
-            dequantize(b.first, static_cast<const e5m2*>(t.first), g.first_size(), stream);
-        else
-            dequantize(b.first, static_cast<const e4m3*>(t.first), g.first_size(), stream);
-        dequantize(b.second, static_cast<const e4m3*>(t.second), g.second_size(), stream);
+    const bool blocks = product.has_block_scales();
+    const auto widen = [&]<class F8>(bf16* to, const F8* codes, const void* scales, ScaleLayout layout, int rows) {
+        dequantize(to, codes, blocks ? scales : nullptr, layout, rows, g.inner, stream);
+    };
+    if (product.first_element() == Product::Element::e5m2)
+        widen(b.first, static_cast<const e5m2*>(t.first), t.first_scale_inv, product.first_scales(), g.rows);
+    else
+        widen(b.first, static_cast<const e4m3*>(t.first), t.first_scale_inv, product.first_scales(), g.rows);
+    widen(b.second, static_cast<const e4m3*>(t.second), t.second_scale_inv, product.second_scales(), g.columns);
+    if (!blocks)
         product_factors(b.factors, static_cast<const float*>(t.first_scale_inv),
                         static_cast<const float*>(t.second_scale_inv), product.accumulate ? 1.0f : 0.0f, stream);
-    }
     t.first = b.first;
     t.second = b.second;
     Product emulated = product;

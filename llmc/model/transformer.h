@@ -60,7 +60,6 @@ public:
         forget_rows();
         linear_.prepare_weights(stream);
     }
-    std::vector<Fp8Fallback> leave_fp8(int64_t step, stream_t stream) { return linear_.leave_fp8(step, stream); }
 
     // Trains on a micro-batch: forward, loss and gradients of sum(losses) * loss_weight * *loss_scale.
     void train_micro_step(const MicroBatch& batch, const MicroStep& step, stream_t stream);
@@ -111,9 +110,6 @@ public:
     const LinearLayers<Real>& linear() const { return linear_; }
     Fp8Registry* fp8() { return linear_.fp8(); }  // nullptr without FP8
     int head_rows() const { return head_.shape().N; }
-    int head_chunks() const { return div_up(setup_.N(), head_.shape().N); }
-    // Number of FP8 products that a training micro-step should make with the layers that are in FP8 now.
-    int64_t fp8_products() const { return linear_.fp8_products(setup_.N()); }
 
 private:
     Pass pass(PassKind kind, int B, int T, stream_t stream) const {

@@ -52,12 +52,8 @@ public:
     const float* loss_scale() const { return &loss_scale_->scale; }
     const float* loss_scale_change() const { return &loss_scale_->change; }  // last update's factor: 2, 1 or 1/2
 
-    // The optimizer's moments, and "average" like one: all arrays, or those of one tensor (see OptimizerMoments::of()).
-    std::vector<OptimizerMoments::Moment> moments() const { return moments_.all(); }
-    std::vector<OptimizerMoments::Moment> moments_of(size_t unit, const ParameterTensor& tensor,
-                                                     size_t position) const {
-        return moments_.of(unit, tensor, position);
-    }
+    // The optimizer's moments, and "average" like one.
+    const OptimizerMoments& moments() const { return moments_; }
 
     // For checkpoints; both wait for the device. restore() takes over the saved loss scale if it is dynamic in both
     // runs; otherwise the configured loss scale stays.

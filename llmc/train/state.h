@@ -54,7 +54,7 @@ void for_each_state(const Trainer<Real>& trainer, HeldPart held, Visit&& visit) 
             visit(u, tensor,
                   DeviceSlice{{tensor.name, "master", start, part.count, dtype_of(masters.format)},
                               masters.from(part.begin - slice.begin)});
-            for (const auto& moment : trainer.optimizer().moments_of(u, tensor, part.begin))
+            for (const auto& moment : trainer.optimizer().moments().of(u, tensor, part.begin))
                 visit(u, tensor,
                       DeviceSlice{{tensor.name, moment.name, start, part.count, dtype_of(moment.values.format)},
                                   moment.values});

@@ -206,7 +206,7 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     if (signals_) signals_->after_optimizer(step_ + 1);
     optimizer_.average(stream_);
     if (fp8()) fp8()->finish_step(optimizer_.loss_scale_change(), stream_);
-    const std::vector<Fp8Fallback> left = model_.leave_fp8(step_ + 1, stream_);
+    const std::vector<Fp8Fallback> left = model_.linear().leave_fp8(step_ + 1, stream_);
     model_.prepare_weights(stream_);
     results_->submit(++step_, optimizer_.state(), model_.train_loss_count(), optimizer_.loss_scale(), stream_);
     submitted().products = products;
@@ -340,7 +340,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
         return true;
     }
     if (state.fp8) fp8()->mark_left(state.fp8->left);
-    model_.leave_fp8(step_, stream_);
+    model_.linear().leave_fp8(step_, stream_);
     weights_are_set();
     // FP8 scales of gradients are valid only for the loss scale with which they were computed.
     const bool same_scale = read_back(optimizer_.loss_scale(), stream_) == state.optimizer.loss_scale;

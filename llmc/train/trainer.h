@@ -130,7 +130,7 @@ public:
     // Returns the record of the oldest step not taken yet, if more than `leave` are waiting. Waits for the device.
     std::optional<StepRecord> take_result(int leave);
     // How many of a micro-step's matrix products (StepRecord::products) should be in FP8.
-    int64_t expected_fp8_products() const { return model_.fp8_products(); }
+    int64_t expected_fp8_products() const { return model_.linear().fp8_products(config_.N()); }
     // The products of a step, with the kinds of layers, or the optimizer, that need them.
     ProductUses kinds_of_products() const;
 

@@ -48,13 +48,15 @@ TEST_CASE_TEMPLATE("dequantize: every code is its value, and nothing else is wri
         Trial trial(test_stream());
         const auto inp = trial.input(codes);
         bf16* out = trial.result<bf16>("values", n);
-        trial.run_twice([&] { dequantize<F8>(out, inp, n, test_stream()); });
+        trial.run_twice(
+            [&] { dequantize<F8>(out, inp, nullptr, ScaleLayout::vectors, 1, static_cast<int>(n), test_stream()); });
         trial.within(out, expected);
         CHECK(trial.problem() == "");
     }
     DeviceArray<F8> inp(32);
     DeviceArray<bf16> out(32);
-    CHECK_THROWS_WITH(dequantize(out.get(), inp.get(), 24, test_stream()), doctest::Contains("multiple of 16"));
+    CHECK_THROWS_WITH(dequantize(out.get(), inp.get(), nullptr, ScaleLayout::vectors, 1, 24, test_stream()),
+                      doctest::Contains("multiple of 16"));
 }
 
 TEST_CASE("product factors: both scales, rounded once, and beta") {

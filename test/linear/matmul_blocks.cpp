@@ -35,9 +35,8 @@ struct Operand {
     std::vector<double> values(bool of_transposed) {
         const Quantized<e4m3> q = both();
         DeviceArray<bf16> back(row.size());
-        dequantize_blocks(back.get(), of_transposed ? q.transposed : q.row,
-                          of_transposed ? q.transposed_scales : q.row_scales, layout, of_transposed ? C : R,
-                          of_transposed ? R : C, test_stream());
+        dequantize(back.get(), of_transposed ? q.transposed : q.row, of_transposed ? q.transposed_scales : q.row_scales,
+                   layout, of_transposed ? C : R, of_transposed ? R : C, test_stream());
         return to_doubles(back.download());
     }
 };

@@ -53,7 +53,7 @@ void check_outlier(const char* name, const char* tensor) {
 // Master weights and both moments, bit by bit.
 std::vector<std::vector<float>> training_state(Fp8Training& run) {
     std::vector<std::vector<float>> all = run.weights();
-    for (const auto& moment : run.optimizer.moments())
+    for (const auto& moment : run.optimizer.moments().all())
         all.push_back(read_back(moment.values.as<float>(), run.test.weights.layout().slice_total(), run.test.stream));
     return all;
 }

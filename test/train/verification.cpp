@@ -117,7 +117,7 @@ TEST_CASE("verification: Muon's momentum and NorMuon's second moments") {
     const std::string momentum = difference_after([](Run<bf16>& run) {
         const ParameterTable::Place place = run.table.find("h.1.fc.weight");
         const ParameterTensor& tensor = run.table.tensor(place);
-        const auto momentum = run.optimizer.moments_of(place.unit, tensor, tensor.offset)[0];
+        const auto momentum = run.optimizer.moments().of(place.unit, tensor, tensor.offset)[0];
         run.flip(momentum.values.as<float>(), tensor.count(), 2);
     });
     CHECK(momentum.find("m of h.1.fc.weight had checksum ") != std::string::npos);
@@ -138,7 +138,7 @@ TEST_CASE("verification: a bit of the masters or moments that flips between two 
             const ParameterTensor& tensor = r.table.tensor(place);
             const size_t at = r.trainer.layout().slice_index(place.unit) + tensor.offset;
             const float* memory = r.weights.master(place.unit, place.tensor).as<float>();
-            for (const auto& m : r.optimizer.moments())
+            for (const auto& m : r.optimizer.moments().all())
                 if (m.name == std::string(moment)) memory = m.values.as<float>() + at;
             r.flip(memory, tensor.count(), master ? 0 : 2);
         };
@@ -165,7 +165,7 @@ TEST_CASE("verification: moments in BF16 are seen to their last element") {
     run.step();
     const ParameterTable::Place place = run.table.find("h.1.fc.weight");
     const ParameterTensor& tensor = run.table.tensor(place);
-    const auto v = run.optimizer.moments_of(place.unit, tensor, tensor.offset)[1];
+    const auto v = run.optimizer.moments().of(place.unit, tensor, tensor.offset)[1];
     run.flip(v.values.as<bf16>() + tensor.count() - 1, 1);
     CHECK(run.difference_in_next_step().find("v of h.1.fc.weight had checksum ") != std::string::npos);
 }

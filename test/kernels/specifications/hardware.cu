@@ -85,7 +85,9 @@ void dequantize_all(Trial& t) {
     for (int code = 0; code < 256; code++) codes.push_back({static_cast<uint8_t>(code)});
     const auto inp = t.input(codes);
     bf16* out = t.result<bf16>("value of code", codes.size());
-    t.run_twice([&] { dequantize<F8>(out, inp, codes.size(), t.stream()); });
+    t.run_twice([&] {
+        dequantize<F8>(out, inp, nullptr, ScaleLayout::vectors, 1, static_cast<int>(codes.size()), t.stream());
+    });
     t.equal(out,
             [](size_t code) { return reference::nearest_bf16(reference::value_of<F8>(static_cast<uint8_t>(code))); });
 }

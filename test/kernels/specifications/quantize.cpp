@@ -293,7 +293,7 @@ void dequantize(Trial& t, const BlockShape& s) {
     const auto inp = t.input(rows.codes);
     const auto scales = t.input(reference::scale_table(s.layout(), rows));
     bf16* out = t.result<bf16>("values", matrix(s.N, s.C));
-    t.run_twice([&] { dequantize_blocks(out, inp, scales.data, s.layout(), s.N, s.C, t.stream()); });
+    t.run_twice([&] { llmc::dequantize(out, inp.data, scales.data, s.layout(), s.N, s.C, t.stream()); });
     t.equal(out, [&](size_t i) {
         const int exponent = rows.exponent(static_cast<int>(i) / s.C, static_cast<int>(i) % s.C);
         return reference::nearest_bf16(std::ldexp(reference::value_of<e4m3>(rows.codes[i].bits), exponent));
