@@ -78,11 +78,15 @@ template <class F>
 void with_head_dimension(int HD, F&& f) {
     with_one_of<32, 64, 80, 96, 128, 256>(HD, f);
 }
-// The same for f.template operator()<HD, kDocuments>().
+// The same for f.template operator()<HD, kDocuments>(). Only the usual head dimensions have code without documents: of
+// all kernels these take nvcc longest.
 template <class F>
 void with_head_dimension(int HD, const int* documents, F&& f) {
-    with_head_dimension(
-        HD, [&]<int D>() { documents ? f.template operator()<D, true>() : f.template operator()<D, false>(); });
+    with_head_dimension(HD, [&]<int D>() {
+        if constexpr (D == 64 || D == 128)
+            if (!documents) return f.template operator()<D, false>();
+        f.template operator()<D, true>();
+    });
 }
 
 // ---- forward -------------------------------------------------------------------------------------------------------

@@ -20,16 +20,16 @@ LLMC_HD int first_seen_key(int query, int window, int rows) {
 template <bool kDocuments>
 struct Windows {
     int window;
-    const int* documents;  // (B, T), see attention.h; not read without kDocuments
+    const int* documents;  // (B, T), see attention.h; or nullptr, as always without kDocuments
     int first, T;          // start of the sequence in `documents`, and its length
 
     LLMC_DEVICE int operator()(int query) const {
-        if constexpr (!kDocuments) return window;
+        if (!kDocuments || !documents) return window;
         return narrower(query + 1 - documents[first + (query < T ? query : T - 1)]);
     }
     // The same for a key: number of queries that see it, the first of them its own.
     LLMC_DEVICE int of_key(int key) const {
-        if constexpr (!kDocuments) return window;
+        if (!kDocuments || !documents) return window;
         int end = key + 1, beyond = T;  // the document's end lies between them
         while (end < beyond) {
             const int middle = end + (beyond - end) / 2;
