@@ -95,8 +95,8 @@ TEST_CASE("traffic: under delayed scaling every tensor is cast by its producer")
     const RecordedStep step(layers, &delayed);
     CHECK(step.of("Bf16Values").count == 0);
     CHECK(step.of("layernorm_forward_fp8_kernel").count == 2 * layers);
-    CHECK(step.of("ActivationValues<llmc::Gelu>").count == layers);
-    CHECK(step.of("ActivationGradientValues<llmc::Gelu>").count == layers);
+    CHECK(step.of("ActivationValues<Gelu>").count == layers);
+    CHECK(step.of("ActivationGradientValues<Gelu>").count == layers);
     // The last norm's kernel also casts for the first, and so on.
     CHECK(step.of("layernorm_backward_fp8_kernel").count == 2 * layers);
     CHECK(step.of("layernorm_backward_kernel").count == 1);  // the first norm's gradient goes to the embedding
