@@ -114,9 +114,10 @@ LLMC       := $(wildcard llmc/*/*.cpp llmc/*/*.cu llmc/kernels/hopper/*.cu) buil
 HOST_ONLY  := $(wildcard llmc/device/host/*.cpp llmc/kernels/host/*.cpp)
 PER_DEVICE := %.cu $(HOST_ONLY) $(call marked,per-device)
 OPTIMIZED  := $(call marked,optimized) $(HOST_ONLY)
-# The CPU program runs the kernels as loops (llmc/kernels/host/launch.h). test_cpu also emulates those that have a loop.
-LAUNCHERS  := $(wildcard llmc/kernels/*.cu) $(addprefix llmc/,comm/reductions.cu fp8/scaling.cu optim/prepare_step.cu) \
-              llmc/kernels/host/launch.cpp
+# The CPU program runs kernels that wait as loops (llmc/kernels/host/launch.h), and others on a plain grid. Test programs
+# link an emulator of GPU threads as their grid (dev/build.mk); test_cpu also has the kernels that have a loop.
+LAUNCHERS  := $(wildcard llmc/kernels/*.cu) $(addprefix llmc/,comm/reductions.cu fp8/scaling.cu optim/prepare_step.cu)
+GRID       := llmc/device/host/grid.cpp
 
 # Headers take four fifths of a file's time, so files that are compiled alike are compiled as one: a unit is a file in
 # build/units that includes them. All names in it must differ, those in anonymous namespaces too. Kernels that take nvcc
@@ -136,7 +137,7 @@ unit_device_optimized := $(filter $(OPTIMIZED),$(FOR_DEVICE))
 unit_loops     := $(filter-out %/attention.cpp $(LAUNCHERS),$(wildcard llmc/kernels/host/*.cpp))
 unit_attention := $(patsubst %,llmc/kernels/attention_%.cu,forward fp32 logits)
 unit_tensors   := $(patsubst %,llmc/kernels/%.cu,activation activation_fp8 classifier embedding norm quantize_blocks)
-# The CPU program emulates some kernels of these two units. Of other .cu files it only has what calls the loops.
+# The CPU program has some kernels of these two units. Of other .cu files it only has what calls the loops.
 unit_arrays    := $(patsubst %,llmc/kernels/%.cu,attention_decode bias clip elementwise initial_values muon quantize \
                   rope update)
 unit_steps     := $(addprefix llmc/,comm/reductions.cu fp8/scaling.cu optim/prepare_step.cu)
@@ -153,8 +154,9 @@ shared        = $(patsubst %,$(SHARED_DIR)/%.o,$1)
 objects_in    = $(patsubst %,$1/%.o,$(filter $(PER_DEVICE),$2)) $(call shared,$(filter-out $(PER_DEVICE),$2))
 cpu_objects   = $(call objects_in,$(CPU_DIR),$(call in_units,$1))
 cuda_objects  = $(call objects_in,$(CUDA_DIR),$(call in_units,$1))
-CPU_OBJECTS   = $(call cpu_objects,$(filter-out $(LAUNCHERS),$(LLMC) $(HOST_ONLY)))
+CPU_OBJECTS   = $(call cpu_objects,$(filter-out $(LAUNCHERS) $(GRID),$(LLMC) $(HOST_ONLY)))
 CPU_LAUNCHERS = $(call cpu_objects,$(LAUNCHERS))
+CPU_GRID      = $(call cpu_objects,$(GRID))
 CUDA_OBJECTS  = $(call cuda_objects,$(LLMC))
 CPU_PROGRAMS  = $(CPU_DIR)/train_gpt_cpu
 CUDA_PROGRAMS = $(CUDA_DIR)/train_gpt
@@ -190,6 +192,7 @@ $(foreach unit,$(UNITS),$(call unit_file,$(unit))): build/units/%: FORCE
 	@if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
 $(CPU_DIR)/train_gpt_cpu: $(call shared,train_gpt.cu)
 $(filter-out %/test_cpu,$(CPU_PROGRAMS)): $(CPU_LAUNCHERS)
+$(filter-out $(EMULATING),$(CPU_PROGRAMS)): $(CPU_GRID)
 $(CUDA_DIR)/train_gpt: $(call shared,train_gpt.cu)
 $(CPU_PROGRAMS): $(CPU_OBJECTS)
 	$(CXX) $(LINK_FLAGS) $^ -o $@ $(LIBS_CPU)

@@ -35,13 +35,17 @@ CUDA_RANK_OBJECTS  := $(call cuda_objects,$(RANK_TESTS))
 $(foreach dir,$(NO_DEVICE) test/comm,$(SHARED_DIR)/$(dir)/%.o $(SHARED_DIR)/build/units/$(dir)%.o) \
 $(SHARED_DIR)/test/main.cpp.o: LEVEL := -O0
 
-# test_cpu emulates the kernels that have CPU loops, and compares them. -O1 compiles in half the time of -O3. The
+# These programs run kernels on an emulator of GPU threads instead of the product's grid.
+EMULATOR := $(wildcard dev/emulator/*.cpp)
+
+# test_cpu emulates the kernels that have CPU loops, too, and compares them. -O1 compiles in half the time of -O3. The
 # kernels trap (SIGILL) on undefined behaviour; `make SANITIZE=address UNCHECKED=` names the line. Some checks are left
 # out: those that take as long to compile as all others together, and the check of alignment, because the virtual GPU
 # checks every access of the code that a card would run.
 TRAPS := -fsanitize=undefined -fno-sanitize=vptr,null,object-size,alignment,pointer-overflow \
          -fsanitize-undefined-trap-on-error
-TEST_LAUNCHERS = $(patsubst %,$(CPU_DIR)/with_kernels/%.o,$(call in_units,$(LAUNCHERS)))
+with_kernels_in = $(patsubst %,$1/with_kernels/%.o,$(call in_units,$(LAUNCHERS)))
+TEST_LAUNCHERS  = $(call with_kernels_in,$(CPU_DIR))
 $(CPU_DIR)/with_kernels/%.o $(CPU_DIR)/test/device/host/%.o: CXXFLAGS_CPU += -DLLMC_WITH_KERNELS
 $(CPU_DIR)/with_kernels/%.o: LEVEL := -O1
 $(CPU_DIR)/with_kernels/%.o: % Makefile
@@ -56,10 +60,10 @@ $(CPU_DIR)/with_kernels/%.o: % Makefile
 PLAIN_DIR := $(CPU_DIR)
 ifneq ($(SANITIZE),)
 WHOLE     := $(if $(filter command,$(origin UNCHECKED)),-whole)
-ALL       := $(LLMC) $(HOST_ONLY) $(TESTS) $(HOST_TESTS) $(RANK_TESTS) $(PROBE)
-CHECKED_address := $(filter-out $(UPPER:%=llmc/%/%) $(LAUNCHERS),$(filter llmc/%,$(ALL))) $(HOST_TESTS) \
+ALL       := $(LLMC) $(HOST_ONLY) $(EMULATOR) $(TESTS) $(HOST_TESTS) $(RANK_TESTS) $(PROBE)
+CHECKED_address := $(filter-out $(UPPER:%=llmc/%/%) $(LAUNCHERS),$(filter llmc/%,$(ALL))) $(EMULATOR) $(HOST_TESTS) \
                    $(filter llmc/%,$(call marked,threads)) $(call marked,addresses)
-CHECKED_thread  := llmc/comm/%.cpp llmc/device/%.cpp $(wildcard test/comm/*.cpp) $(call marked,threads)
+CHECKED_thread  := llmc/comm/%.cpp llmc/device/%.cpp $(EMULATOR) $(wildcard test/comm/*.cpp) $(call marked,threads)
 CHECKED   := $(filter $(CHECKED_$(SANITIZE)),$(ALL))
 TOUCHED   := $(foreach unit,$(UNITS),$(if $(filter $(CHECKED),$(unit_$(unit))),$(unit)))
 CHECKED   += $(foreach unit,$(TOUCHED),$(unit_$(unit)))
@@ -68,14 +72,12 @@ CPU_DIR   := build/cpu-$(MARCH)-$(SANITIZE)$(WHOLE)$(SUFFIX)
 LINK_FLAGS := -fsanitize=$(if $(filter thread,$(SANITIZE)),thread,address$(comma)undefined)
 cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(call in_units,$(filter-out $(UNCHECKED),$1))) \
               $(call objects_in,$(PLAIN_DIR),$(call in_units,$(filter $(UNCHECKED),$1)))
-TEST_LAUNCHERS = $(CPU_LAUNCHERS)
-ifeq ($(SANITIZE)$(WHOLE),address)
-TEST_LAUNCHERS = $(patsubst %,$(PLAIN_DIR)/with_kernels/%.o,$(call in_units,$(filter %.cu,$(LAUNCHERS)))) \
-                 $(call cpu_objects,$(filter %.cpp,$(LAUNCHERS)))
+ifeq ($(WHOLE),)
+TEST_LAUNCHERS = $(if $(filter thread,$(SANITIZE)),$(CPU_LAUNCHERS),$(call with_kernels_in,$(PLAIN_DIR)))
 endif
 # Line numbers for reports, relative to the checkout, so that ccache knows them in every clone. g++ takes its own
 # AVX-512 headers for uninitialised.
-CXXFLAGS_SANITIZE = -DLLMC_WITH_KERNELS -g1 -fdebug-prefix-map=$(CURDIR)=. -Wno-maybe-uninitialized
+CXXFLAGS_SANITIZE = -g1 -fdebug-prefix-map=$(CURDIR)=. -Wno-maybe-uninitialized
 ifeq ($(SANITIZE),thread)
 CXXFLAGS_SANITIZE += -fsanitize=thread -Wno-tsan
 else
@@ -86,16 +88,24 @@ $(CPU_DIR)/%.cpp.o $(if $(UNCHECKED),$(addprefix $(CPU_DIR)/,llmc/%.cu.o build/u
 endif
 $(call optimized_in,$(CPU_DIR)) $(CPU_DIR)/%.cu.o: LEVEL := -O1
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_SANITIZE += $(DEFINES_CPU)
-$(CPU_DIR)/%.o: % Makefile
+$(CPU_DIR)/with_kernels/%.o $(CPU_DIR)/test/device/host/%.o: CXXFLAGS_SANITIZE += -DLLMC_WITH_KERNELS
+define compile_sanitized
 	@mkdir -p $(@D)
 	$(CCACHE) $(CXX) $(CXXFLAGS_HOST) $(LEVEL) $(CXXFLAGS_SANITIZE) $(if $(filter %.cu,$<),-x c++) -c $< -o $@
+endef
+$(CPU_DIR)/%.o: % Makefile
+	$(compile_sanitized)
+$(CPU_DIR)/with_kernels/%.o: % Makefile
+	$(compile_sanitized)
 endif
 
 # ---- test programs -------------------------------------------------------------------------------------------------
 .PHONY: check_card check_card_cpu test-cpu test-gpu test-ranks test-ranks-binary test-ranks-gpu kernels probe probe-cpu \
         kernel-times bench-cpu fuzz mutation soak dist gpu-build
 CPU_PROGRAMS  += $(addprefix $(CPU_DIR)/,check_card_cpu test_cpu test_ranks probe_cpu bench_cpu bench_step)
+EMULATING     := $(addprefix $(CPU_DIR)/,check_card_cpu test_cpu probe_cpu bench_cpu)
 CUDA_PROGRAMS += $(addprefix $(CUDA_DIR)/,check_card test_gpu test_ranks probe)
+$(EMULATING): $(call cpu_objects,$(EMULATOR))
 $(CPU_DIR)/check_card_cpu: $(call cpu_objects,$(SPECIFICATIONS)) $(call shared,dev/check_card.cpp)
 $(CPU_DIR)/test_cpu: $(TEST_LAUNCHERS) $(call cpu_objects,$(TESTS) $(HOST_TESTS) $(PROBE))
 $(CPU_DIR)/test_ranks: $(call cpu_objects,$(RANK_TESTS))
@@ -150,7 +160,7 @@ fuzz: build/fuzz/fuzz  ## broken files of every kind, by libFuzzer (needs clang)
 	    build/fuzz/fuzz $$target build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 \
 	        -artifact_prefix=build/fuzz/$$target- -print_final_stats=1 || exit 1; \
 	done
-build/fuzz/fuzz: $(FUZZED_OBJECTS) $(filter-out $(FUZZED:%=\%/%.o),$(CPU_OBJECTS) $(CPU_LAUNCHERS))
+build/fuzz/fuzz: $(FUZZED_OBJECTS) $(filter-out $(FUZZED:%=\%/%.o),$(CPU_OBJECTS) $(CPU_LAUNCHERS) $(CPU_GRID))
 	rm -f $@.a && ar rcs $@.a $(filter-out build/fuzz/%,$^)
 	clang++ -fsanitize=fuzzer,address,undefined $(FUZZED_OBJECTS) $@.a -o $@ $(subst -fopenmp,-lgomp,$(LIBS_CPU))
 build/fuzz/%.o: %

@@ -137,9 +137,11 @@ class Build:
                                                                 "test/kernels/specifications/*.cpp")
                        for p in tree.glob(pattern) if p.name not in NO_SPECIFICATIONS)
         base = sorted(str(p.relative_to(tree)) for pattern in ("device/host/*.cpp", "device/device_errors.cpp",
-                                                               "device/transfer.cpp", "kernels/*.cpp",
+                                                               "device/transfer.cpp", "kernels/host/*.cpp",
                                                                "linear/matmul.cpp", "linear/*_host.cpp")
-                      for p in (tree / "llmc").glob(pattern)) + ["test/main.cpp", "test/device/host/loops.cu", "test/kernels/check_specifications.cpp"]
+                      for p in (tree / "llmc").glob(pattern) if p.name != "grid.cpp")
+        base += sorted(str(p.relative_to(tree)) for p in (tree / "dev/emulator").glob("*.cpp"))
+        base += ["test/main.cpp", "test/device/host/loops.cu", "test/kernels/check_specifications.cpp"]
         self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")
                             if p.name not in NO_KERNEL_TESTS) + ["test/device/warp.cu"]
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -190,7 +192,7 @@ class Workplace:
         self.jobs, self.lock, self.builds = jobs, threading.Lock(), {}
         self.folder, self.original = folder, folder / "original"
         for tree in [self.original] + [folder / f"job{i}" for i in range(jobs)]:
-            for part in ("llmc", "test"):
+            for part in ("llmc", "test", "dev/emulator"):
                 shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("fixtures"))
 
     def build(self, kind):

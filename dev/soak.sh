@@ -32,7 +32,7 @@ for streams in now lazy random; do
                 "${settings[@]}" LLMC_ORDER=random LLMC_SEED=$seed $NATIVE/test_cpu --no-colors
         done
         stage "end to end, streams $streams, guard $guard" unittest \
-            "${settings[@]}" LLMC_ORDER=random python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
+            "${settings[@]}" python3 -m unittest discover -s test/end_to_end -p 'test_run_*.py'
     done
 done
 # One machine stands for many: it uses OpenBLAS's products of every core type that this CPU can run, with thread counts
@@ -51,7 +51,7 @@ for kilobytes in 163 99; do
     stage "host: kernels, $kilobytes KB of shared memory a block" doctest env LLMC_SHARED_KB=$kilobytes \
         $NATIVE/test_cpu --no-colors "--source-file=*test/kernels/*,*test/linear/*,*test/fp8/*,*test/model/*"
 done
-stage "several ranks: every stage of sharding, 1 to 8 ranks" unittest env TRAINING_RANKS="1 2 3 4 8" LLMC_ORDER=random \
+stage "several ranks: every stage of sharding, 1 to 8 ranks" unittest env TRAINING_RANKS="1 2 3 4 8" \
     TEST_RANKS=$NATIVE/test_ranks python3 test/end_to_end/test_ranks.py Training
 stage "checkpoints: every call, recipe and pair of ranks" unittest env CHECKPOINT_MATRIX=1 \
     python3 test/end_to_end/test_run_checkpoints.py

@@ -53,7 +53,7 @@ queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py
 queue stage "FP8 follows BF16, 60 steps" unittest env COMPARE_RECIPES=delayed COMPARE_STEPS=60 \
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16.test_sample_corpus Refused
 queue stage "host: loops beside kernels" doctest env LLMC_LOOPS=compare OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
-    "--source-file=*test/kernels/*"
+    "--source-file=*test/kernels/*,*test/optim/*,*test/comm/reductions*,*test/fp8/scaling*"
 # Loops replace kernels, whose bits the stage before compares: whole models train in a third of the time.
 queue stage "host: other tests" doctest env LLMC_LOOPS=alone OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
     "${other_tests[@]}"

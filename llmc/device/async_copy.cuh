@@ -1,7 +1,4 @@
 // cp.async: copies 16 bytes from global to shared memory without passing through registers, in commit groups.
-//
-// On the host the copy really is deferred: the destination holds NaN until the wait, so a missing or too weak wait
-// shows in the results.
 #pragma once
 #include "llmc/device/launch.cuh"
 
@@ -28,43 +25,15 @@ __device__ __forceinline__ void cp_async_wait() {
 
 #else
 
-inline void cp_async16(void* destination, const void* source, bool valid = true, LLMC_CALLER) {
-    if ((reinterpret_cast<uintptr_t>(destination) | reinterpret_cast<uintptr_t>(source)) & 15)
-        host::executor().fail("cp.async address is not 16-byte aligned at %s:%d", file, line);
-    std::memset(destination, 0xFF, 16);
-    host::Quiet quiet;
-    host::executor().note_copies();
-    host::Lane& lane = host::executor().lane();
-    lane.copies.push_back({destination, valid ? source : nullptr, 16, lane.open_group});
-}
-inline void cp_async_commit() {
-    host::Quiet quiet;
-    host::executor().lane().open_group++;
+// Defined by the emulator of GPU threads.
+void cp_async16(void* destination, const void* source, bool valid = true, LLMC_CALLER);
+void cp_async_commit();
+namespace host {
+void cp_async_wait(size_t groups);
 }
 template <int N>
 void cp_async_wait() {
-    host::Lane& lane = host::executor().lane();
-    size_t due = 0, left = 0;
-    {
-        host::Quiet quiet;
-        while (due < lane.copies.size() && lane.copies[due].group + N < lane.open_group) due++;
-        left = lane.copies.size() - due;
-    }
-    // Outside Quiet: the bytes move now, so the race detector charges them to this lane.
-    for (size_t i = 0; i < due; i++) {
-        host::PendingCopy copy;
-        {
-            host::Quiet quiet;
-            copy = lane.copies[i];
-        }
-        if (copy.source)
-            std::memcpy(copy.destination, copy.source, copy.bytes);
-        else
-            std::memset(copy.destination, 0, copy.bytes);
-    }
-    host::Quiet quiet;
-    for (size_t i = 0; i < left; i++) lane.copies[i] = lane.copies[due + i];
-    lane.copies.resize(left);
+    host::cp_async_wait(N);
 }
 
 #endif

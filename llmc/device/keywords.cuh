@@ -1,7 +1,7 @@
 // The few macros that let two compilers build one kernel source.
 //
 //   nvcc  compiles for a GPU and sees CUDA's own keywords and intrinsics.
-//   g++   compiles for the host device (host/), which defines the same names: fibers on a CPU run a block's threads.
+//   g++   compiles for the host device (host/), which declares the same names.
 //
 // A kernel includes "llmc/device/kernel.cuh" and nothing from CUDA.
 #pragma once

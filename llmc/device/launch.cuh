@@ -32,10 +32,8 @@
 #define LLMC_SHARED(T, name, ...)                             \
     static thread_local ::llmc::host::SharedSite name##_site; \
     using name##_type = T __VA_ARGS__;                        \
-    name##_type& name =                                       \
-        *reinterpret_cast<name##_type*>(::llmc::host::executor().static_shared(name##_site, sizeof(name##_type)))
-#define LLMC_DYNAMIC_SHARED(T, name) \
-    T* name = reinterpret_cast<T*>(::llmc::host::executor().dynamic_shared(__FILE__, __LINE__))
+    name##_type& name = *reinterpret_cast<name##_type*>(::llmc::host::static_shared(name##_site, sizeof(name##_type)))
+#define LLMC_DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(::llmc::host::dynamic_shared(__FILE__, __LINE__))
 #endif
 
 namespace llmc {
@@ -87,17 +85,24 @@ struct Launcher<kernel, void (*)(P...)> {
         after_work(config.stream, site);
     }
 #else
-    static void call(void* arguments) { std::apply(kernel, *static_cast<std::tuple<P...>*>(arguments)); }
-
     static void run(const LaunchConfig& c, std::initializer_list<Access> accesses, P... arguments) {
         const LaunchSite site{kernel_name<kernel>(), c.file, c.line};
+        host::submit(c.stream, accesses, site, work(c, accesses, site, arguments...));
+    }
+    // Checks a launch, and returns what it does.
+    static std::function<void()> work(const LaunchConfig& c, std::initializer_list<Access> accesses,
+                                      const LaunchSite& site, P... arguments) {
         host::check_launch(c.grid, c.block, c.shared_bytes, site);
         (check_argument(arguments, accesses, site), ...);
         std::tuple<P...> copied(arguments...);  // copied at the launch, as on a GPU
-        host::submit(c.stream, accesses, site, [copied, c, site]() mutable {
+        return [copied, c, site]() mutable {
             host::run_grid(c.grid, c.block, c.shared_bytes, &Launcher::call, &copied, site);
-        });
+        };
     }
+
+private:
+    static void call(void* arguments) { std::apply(kernel, *static_cast<std::tuple<P...>*>(arguments)); }
+
     template <class T>
     static void check_argument(const T& value, std::initializer_list<Access> accesses, const LaunchSite& site) {
         if constexpr (std::is_pointer_v<T>) host::check_pointer(value, accesses, site);

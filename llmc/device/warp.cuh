@@ -1,7 +1,7 @@
 // Reductions over a warp, a quad and a block, and an atomic sum.
 //
 // Reductions are butterflies in a fixed order, so a sum has the same bits on every lane, on every run, and on both
-// devices. On the host a whole reduction is one rendezvous of the lanes instead of five shuffles.
+// devices.
 #pragma once
 #include "llmc/device/launch.cuh"
 #include "llmc/device/math.cuh"
@@ -15,6 +15,13 @@ struct MaxOp {
     LLMC_HD float operator()(float a, float b) const { return max_float(a, b); }
 };
 
+#if !LLMC_ON_GPU
+namespace host {
+// group_reduce() of n values, defined by the emulator of GPU threads.
+void group_reduce(float* values, int n, int lanes, bool maximum, const char* what, const char* file, int line);
+}  // namespace host
+#endif
+
 // Atomic sum for integers only, because their sum does not depend on the order. Adding zero costs nothing.
 LLMC_DEVICE void atomic_add(uint64_t* to, uint64_t count) {
     if (count == 0) return;
@@ -27,7 +34,7 @@ LLMC_DEVICE void atomic_add(uint64_t* to, uint64_t count) {
 
 // A butterfly over groups of `Lanes` neighbouring lanes, for N values at once.
 template <int Lanes, class Op, int N>
-LLMC_DEVICE void group_reduce(float (&values)[N], Op op, [[maybe_unused]] const char* what,
+LLMC_DEVICE void group_reduce(float (&values)[N], [[maybe_unused]] Op op, [[maybe_unused]] const char* what,
                               [[maybe_unused]] const char* file, [[maybe_unused]] int line) {
 #if LLMC_ON_GPU
     LLMC_UNROLL
@@ -36,20 +43,7 @@ LLMC_DEVICE void group_reduce(float (&values)[N], Op op, [[maybe_unused]] const 
         for (int i = 0; i < N; i++) values[i] = op(values[i], __shfl_xor_sync(~0u, values[i], offset));
     }
 #else
-    host::executor().collective(~0u, values, what, file, line, [op](void** lanes) {
-        float v[32][N];
-        for (int l = 0; l < 32; l++) std::memcpy(v[l], lanes[l], sizeof v[l]);
-        for (int offset = Lanes / 2; offset > 0; offset /= 2)
-            for (int l = 0; l < 32; l++) {  // in pairs, because indexing by l ^ offset would become slow gathers
-                if (l & offset) continue;
-                for (int i = 0; i < N; i++) {
-                    const float mine = v[l][i], other = v[l | offset][i];
-                    v[l][i] = op(mine, other);
-                    v[l | offset][i] = op(other, mine);
-                }
-            }
-        for (int l = 0; l < 32; l++) std::memcpy(lanes[l], v[l], sizeof v[l]);
-    });
+    host::group_reduce(values, N, Lanes, std::is_same_v<Op, MaxOp>, what, file, line);
 #endif
 }
 

@@ -15,8 +15,8 @@ namespace llmc {
 
 // Variables that the program reads. A misspelled LLMC_SECRET would protect nothing.
 static const std::vector<std::string> kVariables = words_in(
-    "LLMC_SECRET LLMC_SYNC LLMC_ORDER LLMC_SEED LLMC_POISON LLMC_STREAMS LLMC_GUARD LLMC_STACK_KB "
-    "LLMC_SHARED_KB LLMC_MEMORY_MB LLMC_LOOPS LLMC_FAULT LLMC_FLIP LLMC_DELAY");
+    "LLMC_SECRET LLMC_SYNC LLMC_SEED LLMC_POISON LLMC_STREAMS LLMC_GUARD LLMC_SHARED_KB LLMC_MEMORY_MB LLMC_FAULT "
+    "LLMC_FLIP LLMC_DELAY");
 
 Comm planned_ranks(const Options& o, int world) {
     const bool over_mpi = o.comm == CommKind::mpi || o.comm == CommKind::tcp;

@@ -141,7 +141,6 @@ def change(draw, trained, most_zero, whole, choices):
     if whole:
         flags += draw.flag(0.3, "--profile-steps", "1:2", "2:4")
     environment = dict([*draw.maybe(0.5, ("LLMC_STREAMS", draw.choice(["lazy", "random"]))),
-                        *draw.maybe(0.5, ("LLMC_ORDER", draw.choice(["descending", "random"]))),
                         *draw.maybe(0.3, ("LLMC_GUARD", "1"))])
     return ranks, flags, environment
 

@@ -127,7 +127,7 @@ class Collectives(unittest.TestCase):
         for ranks in (2, 3):
             with self.subTest(ranks=ranks):
                 self.check(mpirun(ranks, "--largest-message", 1000, "--order", "rank",
-                                  env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1", "LLMC_ORDER": "random"}))
+                                  env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"}))
 
     @needs_mpi
     def test_shared_device(self):
@@ -144,7 +144,7 @@ class Collectives(unittest.TestCase):
         self.check(tcp(8))
 
     def test_tcp_with_lazy_streams_and_guarded_memory(self):
-        self.check(tcp(4, env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1", "LLMC_ORDER": "random"}))
+        self.check(tcp(4, env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"}))
 
     @needs_mpi
     def test_a_failure_on_one_rank_fails_all(self):

@@ -161,11 +161,10 @@ class BadInput(Case):
             self.assertEqual("standard output cannot be written" in result.stderr, code == 1, result.stderr)
 
     def test_environment_of_the_host_device(self):
-        for name, value, expected in (("LLMC_ORDER", "sideways", "ascending, descending, random"),
-                                      ("LLMC_LOOPS", "compare", "no kernels to compare its CPU loops with"),
+        for name, value, expected in (("LLMC_STREAMS", "sideways", "now, lazy, random"),
                                       ("OMP_NUM_THREADS", "100000", "a whole number from 1 to 1024"),
-                                      ("LLMC_STACK_KB", "1", "a whole number from 32 to 1048576"),
-                                      ("LLMC_STACK_KB", "x", "a whole number from 32 to 1048576")):
+                                      ("LLMC_MEMORY_MB", "0", "a whole number from 1 to 1073741824"),
+                                      ("LLMC_MEMORY_MB", "x", "a whole number from 1 to 1073741824")):
             self.refuses(FLAGS, [], f"{name}={value}", expected, env={name: value})
 
     def test_validation_on_what_is_trained_on(self):

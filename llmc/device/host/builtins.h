@@ -1,10 +1,17 @@
-// CUDA's keywords and built-in functions for the host device: those that the project's kernels use. A kernel that needs
-// another one adds it here. __shared__ is left out on purpose: LLMC_SHARED arrays can be poisoned, bounded and counted.
+// CUDA's types, keywords and built-in functions for the host device: those that the project's kernels use. A kernel
+// that needs another one adds it here.
+//
+// Where threads of a block share memory or wait for each other, there are declarations alone: test programs link an
+// emulator of GPU threads that defines these functions. The CPU program runs such kernels as loops
+// (kernels/host/launch.h). If it called one of them as a kernel, it would not link.
 #pragma once
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
-#include "llmc/device/host/executor.h"
+#include "llmc/device/device_errors.h"
+#include "llmc/device/keywords.cuh"
 
 #define __global__ __attribute__((unused))
 #define __device__
@@ -15,7 +22,34 @@
 #define __align__(n) alignas(n)
 #define __shared__ use_the_LLMC_SHARED_macro
 
+struct uint3 {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+
+inline constinit thread_local uint3 threadIdx{0, 0, 0};
+inline constinit thread_local uint3 blockIdx{0, 0, 0};
+inline constinit thread_local uint3 blockDim{1, 1, 1};
+inline constinit thread_local uint3 gridDim{1, 1, 1};
+
 namespace llmc::host {
+
+// Throws llmc::Error for a launch that CUDA would refuse. `shared_bytes` is the dynamic memory of a block.
+void check_launch(dim3 grid, dim3 block, size_t shared_bytes, const LaunchSite& site);
+// Calls call(argument) once for every GPU thread of a grid that check_launch() has accepted. Blocks run in parallel
+// over OpenMP threads, and the threads of a block one after the other.
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), void* argument, const LaunchSite& site);
 
 template <class T>
 uint32_t to_bits(T value) {
@@ -30,10 +64,6 @@ T from_bits(uint32_t bits) {
     std::memcpy(&value, &bits, 4);
     return value;
 }
-template <class T>
-__forceinline__ T shuffle(unsigned mask, T value, int source, const char* what, const char* file, int line) {
-    return from_bits<T>(executor().shuffle(mask, to_bits(value), source, what, file, line));
-}
 
 // Reads, modifies and writes as one atomic step. Returns the old value.
 template <class T, class F>
@@ -45,25 +75,35 @@ T atomic_update(T* p, F operation) {
     return old;
 }
 
-}  // namespace llmc::host
+// ---- defined by the emulator ----------------------------------------------------------------------------------------
 
-inline void __syncthreads(LLMC_CALLER) { llmc::host::executor().barrier(file, line); }
-inline void __syncwarp(unsigned mask = ~0u, LLMC_CALLER) { llmc::host::executor().sync_warp(mask, file, line); }
-
-// Functions that wait are inlined into the kernel: a `ret` after a switch to another stack would be mispredicted.
+// One LLMC_SHARED array of the source, and its address in the current block.
+struct SharedSite {
+    uint64_t block = 0;
+    void* address = nullptr;
+};
+void* static_shared(SharedSite& site, size_t bytes);
+void* dynamic_shared(const char* file, int line);
 
 // Shuffles stay within segments of `width` lanes. As in CUDA, a source outside the segment means the lane itself.
+uint32_t shuffle_xor(unsigned mask, uint32_t value, int lane_mask, int width, const char* file, int line);
+uint32_t shuffle(unsigned mask, uint32_t value, int lane, int width, const char* file, int line);
+
+}  // namespace llmc::host
+
+void __syncthreads(LLMC_CALLER);
+void __syncwarp(unsigned mask = ~0u, LLMC_CALLER);
+
+// ---- templates around functions of the emulator, and functions without it ------------------------------------------
+
 template <class T>
 __forceinline__ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, LLMC_CALLER) {
-    const int me = llmc::host::executor().lane_index();
-    int source = me ^ lane_mask;
-    if (source / width > me / width) source = me;
-    return llmc::host::shuffle(mask, value, source & 31, "__shfl_xor_sync", file, line);
+    return llmc::host::from_bits<T>(
+        llmc::host::shuffle_xor(mask, llmc::host::to_bits(value), lane_mask, width, file, line));
 }
 template <class T>
 __forceinline__ T __shfl_sync(unsigned mask, T value, int lane, int width = 32, LLMC_CALLER) {
-    const int me = llmc::host::executor().lane_index();
-    return llmc::host::shuffle(mask, value, me / width * width + (lane & (width - 1)), "__shfl_sync", file, line);
+    return llmc::host::from_bits<T>(llmc::host::shuffle(mask, llmc::host::to_bits(value), lane, width, file, line));
 }
 
 template <class T>
@@ -85,4 +125,3 @@ T atomicOr(T* p, T value) {
 
 inline uint32_t __float_as_uint(float value) { return llmc::host::to_bits(value); }
 inline float __uint_as_float(uint32_t bits) { return llmc::host::from_bits<float>(bits); }
-[[noreturn]] inline void __trap() { llmc::host::executor().fail("__trap"); }

@@ -21,9 +21,7 @@ constexpr size_t kRedZone = 256;
 static void on_fault(int, siginfo_t* info, void*) {
     const void* address = info->si_addr;
     if (DeviceMemory::instance().contains(address)) {
-        if (current_executor && current_executor->in_kernel())
-            current_executor->fail(
-                "access to device memory at %p that the launch did not declare (or a write to an input)", address);
+        fail_kernel("access to device memory at %p that the launch did not declare (or a write to an input)", address);
         std::fprintf(stderr, "host code touched device memory at %p (LLMC_GUARD=1)\n", address);
     } else {
         std::fprintf(stderr, "segmentation fault at %p\n", address);

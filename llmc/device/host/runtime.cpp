@@ -20,6 +20,8 @@
 #include <thread>
 
 #include "llmc/base/clock.h"
+#include "llmc/device/gpu_rules.h"
+#include "llmc/device/host/builtins.h"
 #include "llmc/device/memory_ledger.h"
 #include "llmc/device/vector.cuh"
 
@@ -206,6 +208,20 @@ void check_pointer(const void* p, std::initializer_list<Access> accesses, const 
     throw Error(ExitCode::failure, "{} [kernel {} launched at {}:{}]", text, site.kernel, site.file, site.line);
 }
 
+void check_launch(dim3 grid, dim3 block, size_t shared_bytes, const LaunchSite& site) {
+    const auto bad = [&](const std::string& what) {
+        throw Error(ExitCode::failure, "invalid launch configuration: {} [kernel {} launched at {}:{}]", what,
+                    site.kernel, site.file, site.line);
+    };
+    if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z) bad("a dimension is zero");
+    const size_t threads = static_cast<size_t>(block.x) * block.y * block.z;
+    if (threads > 1024) bad(fmt::format("{} threads per block, at most 1024", threads));
+    if (block.z > 64) bad(fmt::format("block.z is {}, at most 64", block.z));
+    if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
+        bad(fmt::format("grid ({},{},{}) too large", grid.x, grid.y, grid.z));
+    if (shared_bytes > settings().shared_limit) bad(shared_memory_excess(0, shared_bytes, settings().shared_limit));
+}
+
 bool is_device_pointer(const void* p) { return DeviceMemory::instance().contains(p); }
 
 void record_operations(bool on) {
@@ -215,8 +231,7 @@ void record_operations(bool on) {
 const std::map<std::string, OperationRecord>& operations() { return records; }
 
 void misaligned_access(const void* address, int alignment) {
-    if (current_executor && current_executor->in_kernel())
-        current_executor->fail("misaligned vector access: %p is not a multiple of %d", address, alignment);
+    fail_kernel("misaligned vector access: %p is not a multiple of %d", address, alignment);
     std::fprintf(stderr, "misaligned vector access at %p by host code\n", address);
     std::abort();
 }

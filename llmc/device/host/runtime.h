@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/device/host/executor.h"
+#include "llmc/device/host/settings.h"
 #include "llmc/device/runtime.h"
 
 namespace llmc::host {
@@ -65,6 +65,9 @@ void submit(stream_t stream, std::initializer_list<Access> accesses, const Launc
 void check_pointer(const void* p, std::initializer_list<Access> accesses, const LaunchSite& site);
 
 bool is_device_pointer(const void* p);
+
+// If the emulator runs a kernel on this OS thread, reports an error of the kernel and does not return.
+__attribute__((format(printf, 1, 2))) void fail_kernel(const char* format, ...);
 
 // Simulates a GPU fault such as an illegal address, for tests. The work-th piece of work from now on (1 is the next)
 // triggers it instead of running. Later work does not run, and every call of the runtime fails; calls that release

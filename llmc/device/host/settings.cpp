@@ -9,8 +9,7 @@
 
 namespace llmc::host {
 
-// The index of the environment variable's value among `choices`. The first is the default.
-static int choice(const char* name, std::initializer_list<const char*> choices) {
+int choice_from_environment(const char* name, std::initializer_list<const char*> choices) {
     const char* value = std::getenv(name);
     if (!value) return 0;
     int i = 0;
@@ -43,23 +42,20 @@ long number_from_environment(const char* name, long least, long most) {
     return number;
 }
 
-Settings::Settings() : stack_bytes((LLMC_ASAN ? 256 : 64) << 10) {
-    order = static_cast<Order>(choice("LLMC_ORDER", {"ascending", "descending", "random"}));
-    poison = choice("LLMC_POISON", {"1", "0"}) == 0;
-    const int streams = choice("LLMC_STREAMS", {"now", "lazy", "random"});
+Settings::Settings() {
+    poison = choice_from_environment("LLMC_POISON", {"1", "0"}) == 0;
+    const int streams = choice_from_environment("LLMC_STREAMS", {"now", "lazy", "random"});
     lazy_streams = streams > 0;
     random_streams = streams == 2;
-    guard = choice("LLMC_GUARD", {"0", "1"}) == 1;
+    guard = choice_from_environment("LLMC_GUARD", {"0", "1"}) == 1;
     constexpr size_t kSharedKilobytes[] = {227, 163, 99};  // sm_90 and sm_100; sm_80; sm_89 and sm_120
-    shared_limit = kSharedKilobytes[choice("LLMC_SHARED_KB", {"227", "163", "99"})] << 10;
+    shared_limit = kSharedKilobytes[choice_from_environment("LLMC_SHARED_KB", {"227", "163", "99"})] << 10;
     if (std::getenv("LLMC_MEMORY_MB"))
         memory = static_cast<size_t>(number_from_environment("LLMC_MEMORY_MB", 1, 1 << 30)) << 20;
     if (std::getenv("LLMC_FAULT")) fault = static_cast<uint64_t>(number_from_environment("LLMC_FAULT", 0, LONG_MAX));
     flip = numbered_work("LLMC_FLIP");
     delay = numbered_work("LLMC_DELAY");
     if (std::getenv("LLMC_SEED")) seed = static_cast<uint32_t>(number_from_environment("LLMC_SEED", 0, UINT_MAX));
-    if (std::getenv("LLMC_STACK_KB"))
-        stack_bytes = static_cast<size_t>(number_from_environment("LLMC_STACK_KB", 32, 1 << 20)) << 10;
 }
 
 Settings& settings() {

@@ -4,10 +4,11 @@
 // parameters, so one launch declares the accesses and passes the arguments of both. A loop must write the same bits as
 // its kernel, for any number of OpenMP threads.
 //
-// On the host device a program has the loop alone, because kernels take long to compile. Tests are compiled with
-// LLMC_WITH_KERNELS and run the kernel, or with LLMC_LOOPS=compare both, which fails if they write different bytes.
+// The CPU program has the loop alone. test_cpu compiles launchers with LLMC_WITH_KERNELS, so it has both, and chooses.
 #pragma once
+#include <functional>
 #include <type_traits>
+#include <vector>
 
 #include "llmc/device/launch.cuh"
 
@@ -25,32 +26,23 @@ struct LoopOf<void (*)(P...)> {
 };
 
 #if !LLMC_ON_GPU
-// True if kernels run, or with LLMC_LOOPS=compare both; false if loops run alone. Tests set it.
-inline bool& runs_kernels() {
-    static bool runs = false;
-    return runs;
-}
-bool compares_loops();  // throws if this program has no kernels to compare with
-// Runs the kernel, restores what it has overwritten and runs the loop. Throws if they have written different bytes.
-void run_both(const std::vector<Access>& accesses, const LaunchSite& site, const std::function<void()>& kernel,
-              const std::function<void()>& loop);
+#ifdef LLMC_WITH_KERNELS
+// Returns which of the two runs, or the comparison of both. Test programs define it.
+std::function<void()> kernel_or_loop(const std::vector<Access>& accesses, const LaunchSite& site,
+                                     std::function<void()> kernel, std::function<void()> loop);
+#endif
 
 template <auto kernel, auto loop, class... P>
 void submit_loop(void (*)(P...), const LaunchConfig& c, std::initializer_list<Access> accesses,
                  std::type_identity_t<P>... arguments) {
     const LaunchSite site{kernel_name<kernel>(), c.file, c.line};
     const auto run_loop = [=, grid = Grid{c.grid, c.block}] { loop(grid, arguments...); };
-    if (!compares_loops()) return submit(c.stream, accesses, site, run_loop);
 #ifdef LLMC_WITH_KERNELS
-    check_launch(c.grid, c.block, c.shared_bytes, site);
-    submit(c.stream, accesses, site, [=, written = std::vector<Access>(accesses)] {
-        const auto run_kernel = [=] {
-            const auto call = [](void* tuple) { std::apply(kernel, *static_cast<std::tuple<P...>*>(tuple)); };
-            std::tuple<P...> copied(arguments...);
-            run_grid(c.grid, c.block, c.shared_bytes, call, &copied, site);
-        };
-        run_both(written, site, run_kernel, run_loop);
-    });
+    using Launcher = llmc::detail::Launcher<kernel, void (*)(P...)>;
+    const std::function<void()> run_kernel = Launcher::work(c, accesses, site, arguments...);
+    submit(c.stream, accesses, site, kernel_or_loop(accesses, site, run_kernel, run_loop));
+#else
+    submit(c.stream, accesses, site, run_loop);
 #endif
 }
 #endif
@@ -63,9 +55,6 @@ void launch_or_loop(const LaunchConfig& config, std::initializer_list<Access> ac
 #if LLMC_ON_GPU
     launch<kernel>(config, accesses, arguments...);
 #else
-#ifdef LLMC_WITH_KERNELS
-    if (runs_kernels() && !compares_loops()) return launch<kernel>(config, accesses, arguments...);
-#endif
     submit_loop<kernel, loop>(Kernel(), config, accesses, arguments...);
 #endif
 }

@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "llmc/device/host/settings.h"
+#include "dev/emulator/settings.h"
 
 namespace llmc::test {
 

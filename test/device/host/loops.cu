@@ -1,9 +1,10 @@
 // Loops that replace kernels (llmc/kernels/host/launch.h): where they run, and the comparison with the kernels. In the
 // tests kernels run, unless LLMC_LOOPS=alone.
-#include "llmc/kernels/host/launch.h"
+#include "dev/emulator/loops.h"
 
 #include "llmc/device/kernel.cuh"
 #include "llmc/device/runtime.h"
+#include "llmc/kernels/host/launch.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;

@@ -2,7 +2,7 @@
 // (LLMC_GUARD=1), and reports of AddressSanitizer and UBSan about kernels.
 #include <vector>
 
-#include "llmc/device/host/settings.h"
+#include "dev/emulator/settings.h"
 #include "llmc/device/kernel.cuh"
 #include "test/device/arrays.h"
 #include "test/device/host/child.h"
@@ -183,6 +183,7 @@ TEST_CASE("settings: an invalid value is refused by name") {
 
 TEST_CASE("child of settings" * doctest::skip()) {
     test_stream();
+    host::emulator_settings();
     std::printf("%zu KB, %s\n", device_info().shared_memory_per_block >> 10, waits_after_work() ? "waits" : "goes on");
 }
 TEST_CASE("settings: LLMC_SHARED_KB and LLMC_SYNC") {

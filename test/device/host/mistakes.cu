@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dev/emulator/executor.h"
 #include "llmc/device/kernel.cuh"
 #include "test/device/arrays.h"
 #include "test/device/host/changed_settings.h"
@@ -79,7 +80,7 @@ void expect_message(std::string (*message_of_launch)(const Shape&), const Shape&
                     const std::vector<std::string>& texts) {
     const ChangedSettings keep;
     for (const host::Order order : kOrders) {
-        host::settings().order = order;
+        host::emulator_settings().order = order;
         const std::string message = message_of_launch(shape);
         CAPTURE(message);
         for (const std::string& text : texts) CHECK_MESSAGE(holds(message, text), text);
@@ -432,7 +433,7 @@ TEST_CASE("mistakes: launch limits") {
 TEST_CASE("mistakes: memory that was never written is NaN") {
     const ChangedSettings keep;
     for (const host::Order order : kOrders) {
-        host::settings().order = order;
+        host::emulator_settings().order = order;
         DeviceArray<float> out(256);
         launch<uninitialised_shared_kernel>({1, 64, 256, test_stream()}, inout(out));
         const std::vector<float> values = out.download();
@@ -472,7 +473,7 @@ TEST_CASE("mistakes: an asynchronous copy read before its wait is NaN") {
     for (size_t i = 0; i < input.size(); i++) input[i] = static_cast<float>(i);
     DeviceArray<float> in_array(input), out_array(64);
     for (const host::Order order : kOrders) {
-        host::settings().order = order;
+        host::emulator_settings().order = order;
         launch<copy_without_wait_kernel>({1, 32, 0, test_stream()}, out(out_array), in(in_array));
         const std::vector<float> values = out_array.download();
         for (size_t i = 0; i < 32; i++) {

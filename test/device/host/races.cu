@@ -179,7 +179,7 @@ int wrong_orders(Results (*run)(), const Results& expected) {
     const ChangedSettings keep;
     int wrong = 0;
     for (const host::Order order : {host::Order::ascending, host::Order::descending, host::Order::random}) {
-        host::settings().order = order;
+        host::emulator_settings().order = order;
         wrong += run() != expected;
     }
     return wrong;
@@ -199,7 +199,7 @@ TEST_CASE("races: blocks start in ascending, descending or random order, too") {
     const ChangedSettings keep;
     std::vector<Results> orders;
     for (const host::Order order : {host::Order::ascending, host::Order::descending, host::Order::random}) {
-        host::settings().order = order;
+        host::emulator_settings().order = order;
         DeviceArray<int> memory(Results(kMany + 1, 0));
         launch<block_order_kernel>({kMany, 32, 0, test_stream()}, inout(memory));
         const Results result = memory.download();

@@ -3,7 +3,7 @@
 #include "test/kernels/specifications/trial.h"
 
 #if !LLMC_CUDA
-#include "llmc/kernels/host/launch.h"
+#include "dev/emulator/loops.h"
 #endif
 
 namespace llmc {

@@ -18,31 +18,8 @@
 #include <memory>
 #include <vector>
 
-#include "llmc/device/device_errors.h"
-#include "llmc/device/host/settings.h"
-
-// ---- CUDA's vector types and built-in variables ---------------------------------------------------------------------
-
-struct uint3 {
-    unsigned x, y, z;
-};
-struct dim3 {
-    unsigned x, y, z;
-    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
-};
-struct alignas(16) float4 {
-    float x, y, z, w;
-};
-struct alignas(8) uint2 {
-    unsigned x, y;
-};
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-
-inline constinit thread_local uint3 threadIdx{0, 0, 0};
-inline constinit thread_local uint3 blockIdx{0, 0, 0};
-inline constinit thread_local uint3 blockDim{1, 1, 1};
-inline constinit thread_local uint3 gridDim{1, 1, 1};
+#include "dev/emulator/settings.h"
+#include "llmc/device/host/builtins.h"
 
 namespace llmc::host {
 
@@ -160,17 +137,11 @@ struct Barrier {
     char sync[2];
 };
 
-// One static shared array of the source, and its address in the current block.
-struct SharedSite {
-    uint64_t block = 0;
-    void* address = nullptr;
-};
-
 class Executor {
 public:
     Executor();
 
-    // ---- called by kernels, through builtins.h and the intrinsics' wrappers ----
+    // ---- called by kernels, through the functions of builtins.cpp ----
 
     [[noreturn]] __attribute__((noinline, format(printf, 2, 3))) void fail(const char* format, ...);
     void barrier(const char* file, int line);  // __syncthreads
@@ -331,10 +302,6 @@ private:
 inline constinit thread_local Executor* current_executor = nullptr;
 inline Executor& executor() { return *current_executor; }
 
-// Throws llmc::Error for a launch that CUDA would refuse. `shared_bytes` is the dynamic memory of a block.
-void check_launch(dim3 grid, dim3 block, size_t shared_bytes, const LaunchSite& site);
-// Runs call(argument) once for every GPU thread of a grid that check_launch() has accepted. Blocks run in parallel over
-// OpenMP threads.
-void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), void* argument, const LaunchSite& site);
-
 }  // namespace llmc::host
+
+[[noreturn]] inline void __trap() { llmc::host::executor().fail("__trap"); }

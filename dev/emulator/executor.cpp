@@ -1,5 +1,7 @@
-// The scheduler of the host device: switching between fibers, barriers, shared memory, and running blocks.
-#include "llmc/device/host/executor.h"
+// The scheduler of GPU threads: switching between fibers, barriers, shared memory, and running blocks. It takes the
+// place of llmc/device/host/grid.cpp.
+// build: per device, optimized
+#include "dev/emulator/executor.h"
 
 #include <sys/mman.h>
 
@@ -12,7 +14,9 @@
 #include <string>
 #include <utility>
 
+#include "llmc/base/error.h"
 #include "llmc/device/gpu_rules.h"
+#include "llmc/device/host/runtime.h"
 
 namespace llmc::host {
 
@@ -28,7 +32,18 @@ constexpr char kCanary = static_cast<char>(0xA5);
     std::abort();
 }
 
-Executor::Executor() : lanes_(new Lane[kMaxThreads]), stack_bytes_(settings().stack_bytes) {
+EmulatorSettings::EmulatorSettings() : stack_bytes((LLMC_ASAN ? 256 : 64) << 10) {
+    order = static_cast<Order>(choice_from_environment("LLMC_ORDER", {"ascending", "descending", "random"}));
+    if (std::getenv("LLMC_STACK_KB"))
+        stack_bytes = static_cast<size_t>(number_from_environment("LLMC_STACK_KB", 32, 1 << 20)) << 10;
+}
+
+EmulatorSettings& emulator_settings() {
+    static EmulatorSettings instance;
+    return instance;
+}
+
+Executor::Executor() : lanes_(new Lane[kMaxThreads]), stack_bytes_(emulator_settings().stack_bytes) {
     void* p = mmap(nullptr, kArenaBytes + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) die("shared memory of the host device");
     arena_ = static_cast<char*>(p);
@@ -436,7 +451,7 @@ void Executor::begin_grid(dim3 block, void (*call)(void*), void* argument, const
     argument_ = argument;
     site_ = site;
     *error_ = 0;
-    order_ = settings().order;
+    order_ = emulator_settings().order;
     thread_count_ = static_cast<int>(block.x * block.y * block.z);
     warp_count_ = (thread_count_ + 31) / 32;
     blockDim = {block.x, block.y, block.z};
@@ -487,25 +502,11 @@ void Executor::run_block(size_t dynamic_shared_bytes) {
     lane_ = nullptr;
 }
 
-void check_launch(dim3 grid, dim3 block, size_t shared_bytes, const LaunchSite& site) {
-    const auto bad = [&](const std::string& what) {
-        throw Error(ExitCode::failure, "invalid launch configuration: {} [kernel {} launched at {}:{}]", what,
-                    site.kernel, site.file, site.line);
-    };
-    if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z) bad("a dimension is zero");
-    const size_t threads = static_cast<size_t>(block.x) * block.y * block.z;
-    if (threads > kMaxThreads) bad(fmt::format("{} threads per block, at most 1024", threads));
-    if (block.z > 64) bad(fmt::format("block.z is {}, at most 64", block.z));
-    if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
-        bad(fmt::format("grid ({},{},{}) too large", grid.x, grid.y, grid.z));
-    if (shared_bytes > settings().shared_limit) bad(shared_memory_excess(0, shared_bytes, settings().shared_limit));
-}
-
 namespace {
 // The number of the i-th block to start. Blocks are unordered, so no result may depend on it.
 struct BlockOrder {
     unsigned long blocks, stride = 1;
-    Order order = settings().order;
+    Order order = emulator_settings().order;
     explicit BlockOrder(unsigned long n) : blocks(n) {
         if (order != Order::random || blocks < 3) return;
         stride = settings().seed * 2654435761ul % blocks | 1;
@@ -548,6 +549,16 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), v
     }
     sync_acquire(&join_object);
     if (!failure.empty()) throw Error(ExitCode::failure, failure);
+}
+
+void fail_kernel(const char* format, ...) {
+    if (!current_executor || !current_executor->in_kernel()) return;
+    char text[400];
+    va_list args;
+    va_start(args, format);
+    std::vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    current_executor->fail("%s", text);
 }
 
 }  // namespace llmc::host

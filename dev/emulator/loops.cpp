@@ -1,11 +1,11 @@
-// Compares loops with their kernels: see launch.h.
-#include "llmc/kernels/host/launch.h"
+// Compares the loops with their kernels: see loops.h.
+// build: per device, optimized
+#include "dev/emulator/loops.h"
 
 #include <cstdlib>
 #include <cstring>
 
 #include "llmc/device/formats.cuh"
-#include "llmc/device/runtime.h"
 
 namespace llmc::host {
 
@@ -14,9 +14,6 @@ bool compares_loops() {
         const char* text = std::getenv("LLMC_LOOPS");
         if (!text || !*text || std::strcmp(text, "alone") == 0) return false;
         if (std::strcmp(text, "compare") != 0) refuse("LLMC_LOOPS={}: expected compare or alone", text);
-#ifndef LLMC_WITH_KERNELS
-        refuse("LLMC_LOOPS=compare: this program has no kernels to compare its CPU loops with; test_cpu has both");
-#endif
         return true;
     }();
     return compares && runs_kernels();
@@ -84,6 +81,13 @@ void run_both(const std::vector<Access>& accesses, const LaunchSite& site, const
                     difference.words, (actual[i].size() + 3) / 4, i, difference.first, site.kernel, site.file,
                     site.line);
     }
+}
+
+std::function<void()> kernel_or_loop(const std::vector<Access>& accesses, const LaunchSite& site,
+                                     std::function<void()> kernel, std::function<void()> loop) {
+    if (!runs_kernels()) return loop;
+    if (!compares_loops()) return kernel;
+    return [=] { run_both(accesses, site, kernel, loop); };
 }
 
 }  // namespace llmc::host
