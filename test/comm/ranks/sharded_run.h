@@ -9,7 +9,7 @@
 
 namespace llmc::test {
 
-constexpr int kB = 1, kT = 32, kSteps = 4;
+constexpr int kB = 1, kT = 32, kSteps = 3;
 
 inline ModelConfig small_ranks_model(int blocks = 3) {  // sizes that no number of ranks divides; more blocks than slots
     ModelConfig config;
