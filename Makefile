@@ -136,10 +136,10 @@ unit_device    := $(filter-out $(OPTIMIZED),$(FOR_DEVICE))
 unit_device_optimized := $(filter $(OPTIMIZED),$(FOR_DEVICE))
 unit_loops     := $(filter-out %/attention.cpp $(LAUNCHERS),$(wildcard llmc/kernels/host/*.cpp))
 unit_attention := $(patsubst %,llmc/kernels/attention_%.cu,forward fp32 logits)
-unit_tensors   := $(patsubst %,llmc/kernels/%.cu,activation activation_fp8 classifier embedding norm quantize_blocks)
+unit_tensors   := $(patsubst %,llmc/kernels/%.cu,activation activation_fp8 attention_decode bias classifier embedding \
+                  norm quantize_blocks rope)
 # The CPU program has some kernels of these two units. Of other .cu files it only has what calls the loops.
-unit_arrays    := $(patsubst %,llmc/kernels/%.cu,attention_decode bias clip elementwise initial_values muon quantize \
-                  rope update)
+unit_arrays    := $(patsubst %,llmc/kernels/%.cu,clip elementwise initial_values muon quantize update)
 unit_steps     := $(addprefix llmc/,comm/reductions.cu fp8/scaling.cu optim/prepare_step.cu)
 UNITS    := core model settings runs optimized device device_optimized loops attention tensors arrays steps
 UNITS    := $(if $(filter 0,$(UNITY))$(filter fuzz,$(MAKECMDGOALS)),,$(UNITS))

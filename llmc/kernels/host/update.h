@@ -95,13 +95,15 @@ void update([[maybe_unused]] const Grid&, UpdateTensors<Real> t, Fp8State* fp8, 
             if constexpr (Rule::kMoments > 0) first[i] = m;
             if constexpr (Rule::kMoments > 1) second[i] = v;
         }
-        const auto bits = [&](const auto& of, size_t i) {
-            return half_of(of(t.rounding.key, state->applied, t.rounding.first + i / 2 * 2), i);
+        const auto bits = [&](size_t i, bool in_fp8) {
+            const uint64_t key = t.rounding.key;
+            const size_t place = t.rounding.first + i / 2 * 2;
+            return half_of(in_fp8 ? fp8_bits(key, state->applied, place) : moment_bits(key, state->applied, place), i);
         };
-        const auto of_m = t.m.format == StateFormat::fp8 ? fp8_bits : moment_bits;
-        if constexpr (Rule::kMoments > 0) put_back(t.m, begin, n, first, [&](size_t i) { return bits(of_m, i); });
+        const bool m_in_fp8 = t.m.format == StateFormat::fp8;
+        if constexpr (Rule::kMoments > 0) put_back(t.m, begin, n, first, [&](size_t i) { return bits(i, m_in_fp8); });
         if constexpr (Rule::kMoments > 1)
-            put_back(t.v, begin, n, second, [&](size_t i) { return bits(moment_bits, i) >> 16; });
+            put_back(t.v, begin, n, second, [&](size_t i) { return bits(i, false) >> 16; });
     };
     update_in_tasks<kMeasures>(t.master, t.working, fp8, count, t.rounding, *state, update);
 #endif
