@@ -82,7 +82,7 @@ class Lives(Supervising):
 
     def slow_until(self, life):
         """The program, with slow steps in the lives before this one, so that a signal arrives before their end."""
-        return script(f'[ "$SUPERVISE_LIFE" -ge {life} ] || export LLMC_DELAY=adamw:100\nexec {PROGRAM} "$@"\n')
+        return script(f'[ "$SUPERVISE_LIFE" -ge {life} ] || export LLMC_DELAY=update_kernel:100\nexec {PROGRAM} "$@"\n')
 
     def undisturbed(self, launch, flags):
         whole = Directory()
@@ -309,7 +309,7 @@ class Slurm(Supervising):
         return self.started(process), log
 
     def test_a_time_limit_requeues_and_a_cancellation_does_not(self):
-        slow = {"LLMC_DELAY": "adamw:100"}
+        slow = {"LLMC_DELAY": "update_kernel:100"}
         for number, code in ((signal.SIGUSR1, 0), (signal.SIGTERM, STOPPED)):
             with self.subTest(number=number):
                 run_ = Supervised()

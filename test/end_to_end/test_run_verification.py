@@ -42,7 +42,7 @@ class Verification(Case):
     def test_flips_are_spelled_right(self):
         for text in ("layernorm_forward", "layernorm_forward:0", "layernorm_forward:x"):
             self.refused(run(*tiny_flags(), env={"LLMC_FLIP": text}), FLAGS,
-                         f"LLMC_FLIP={text}: expected WORK:N, as in adamw:3")
+                         f"LLMC_FLIP={text}: expected WORK:N, as in update_kernel:3")
 
     def test_records_and_memory(self):
         verified = FinishedRun(*self.FLAGS, "--precision", "fp8", "--verify-every", "2", "--total-batch", "512")

@@ -29,7 +29,7 @@ static NumberedWork numbered_work(const char* name) {
     const size_t colon = text.rfind(':');
     char* end = nullptr;
     const long number = colon == std::string::npos ? 0 : std::strtol(value + colon + 1, &end, 10);
-    if (number < 1 || *end != '\0') refuse("{}={}: expected WORK:N, as in adamw:3", name, text);
+    if (number < 1 || *end != '\0') refuse("{}={}: expected WORK:N, as in update_kernel:3", name, text);
     return {text.substr(0, colon), static_cast<uint64_t>(number)};
 }
 

@@ -170,8 +170,8 @@ TEST_CASE("settings: an invalid value is refused by name") {
         {"LLMC_SYNC=yes", ": expected one of 0, 1"},
         {"LLMC_SEED=x", " in the environment: expected a whole number from 0 to 4294967295"},
         {"LLMC_FAULT=soon", " in the environment: expected a whole number from 0 to "},
-        {"LLMC_FLIP=adamw", ": expected WORK:N, as in adamw:3"},
-        {"LLMC_DELAY=adamw:3s", ": expected WORK:N, as in adamw:3"},
+        {"LLMC_FLIP=update_kernel", ": expected WORK:N, as in update_kernel:3"},
+        {"LLMC_DELAY=update_kernel:3s", ": expected WORK:N, as in update_kernel:3"},
     };
     for (const auto& [assignment, text] : cases) {
         const ChildResult child = run_child("child of settings", assignment);
