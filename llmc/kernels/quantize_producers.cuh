@@ -5,7 +5,7 @@
 //   producer.load(inputs, row, column, C)   reads them
 //   producer.finish(x, inputs)              computes float x[2][8]
 //   Producer::kSumsColumns                  true if the sums of columns may be asked for; not with two halves
-//   Producer::kHalves                       2 if a block takes columns c and c + C / 2, because their inputs are the same
+//   Producer::kHalves                       2 if a block takes columns c and c + C / 2, whose inputs are the same
 //   producer.inputs(n)                      the two tensors that it reads for n values
 #pragma once
 #include <utility>
