@@ -70,10 +70,10 @@ queue stage "GGUF files" unittest .venv/bin/python test/end_to_end/test_gguf.py
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
 # The tests mark the suites that are left out here and below (test/suites.h).
 if [[ -n $ALL ]]; then
-    # Tests of code that launches kernels. The kernels' own tests run in random order on the virtual GPU, which sees
-    # every race and every byte outside an array, and whole models use other orders of threads and streams below.
+    # Tests of code that launches kernels, with streams in random order. Those that have no loop run with their threads
+    # in random order; the others do so on the virtual GPU, which sees every race and every byte outside an array.
     queue stage "host: random order, guarded memory" doctest \
-        env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors \
+        env LLMC_LOOPS=alone LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors \
         "--test-suite-exclude=soak,once" "--source-file=$launching"
     queue stage "flags at random, ends of runs at random, briefly" check bash -c \
         'python3 test/end_to_end/combinations.py --cases 2 --seed 3 && python3 test/end_to_end/lives.py --runs 1 --seed 3'
