@@ -9,15 +9,28 @@
 
 namespace llmc::host {
 
-bool compares_loops() {
-    static const bool compares = [] {
+namespace {
+
+// The value of LLMC_LOOPS: "", "compare" or "alone".
+const std::string& setting() {
+    static const std::string value = [] {
         const char* text = std::getenv("LLMC_LOOPS");
-        if (!text || !*text || std::strcmp(text, "alone") == 0) return false;
-        if (std::strcmp(text, "compare") != 0) refuse("LLMC_LOOPS={}: expected compare or alone", text);
-        return true;
+        const std::string given = text ? text : "";
+        if (!given.empty() && given != "compare" && given != "alone")
+            refuse("LLMC_LOOPS={}: expected compare or alone", given);
+        return given;
     }();
-    return compares && runs_kernels();
+    return value;
 }
+
+}  // namespace
+
+bool& runs_kernels() {
+    static bool runs = setting() != "alone";
+    return runs;
+}
+
+bool compares_loops() { return setting() == "compare" && runs_kernels(); }
 
 namespace {
 

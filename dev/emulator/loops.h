@@ -8,11 +8,11 @@
 
 namespace llmc::host {
 
-// True if kernels run, or with LLMC_LOOPS=compare both; false if loops run alone. test_cpu sets it.
-inline bool& runs_kernels() {
-    static bool runs = false;
-    return runs;
-}
+// True if kernels run; false if loops replace those that have one. Tests change it. It begins as true unless
+// LLMC_LOOPS=alone.
+bool& runs_kernels();
+
+// True with LLMC_LOOPS=compare, while kernels run: then the loops run, too, and have to write the same bytes.
 bool compares_loops();
 
 // Runs the kernel, restores what it has overwritten and runs the loop. Throws if they have written different bytes.
