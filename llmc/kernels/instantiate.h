@@ -6,6 +6,7 @@
 //
 // with_one_of() chooses one of several instantiations at run time.
 #pragma once
+#include "llmc/base/error.h"
 
 #define LLMC_INSTANTIATE(...) template decltype(__VA_ARGS__) __VA_ARGS__
 #define LLMC_INSTANTIATE_BOTH(f, A, B) \
@@ -16,10 +17,11 @@
 
 namespace llmc {
 
-// Calls f.template operator()<c>() for the one of the constants c that equals `value`.
+// Calls f.template operator()<c>() for the one of the constants c that equals `value`. Throws if there is none.
 template <auto... constants, class T, class F>
 void with_one_of(const T& value, F&& f) {
-    static_cast<void>(((value == constants && (f.template operator()<constants>(), true)) || ...));
+    const bool found = ((value == constants && (f.template operator()<constants>(), true)) || ...);
+    if (!found) throw Error(ExitCode::failure, "no kernel has been compiled for this case");
 }
 
 }  // namespace llmc

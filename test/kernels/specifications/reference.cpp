@@ -7,6 +7,7 @@
 #include <random>
 
 #include "llmc/base/error.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc::reference {
 
@@ -47,15 +48,15 @@ std::vector<Real> uneven_values(int R, int K, uint32_t seed) {
     return values;
 }
 
-#define LLMC_INSTANTIATE(Real)                                                \
-    template std::vector<Real> random_normal(size_t, float, uint32_t, float); \
-    template std::vector<Real> wide_values(size_t, uint32_t);                 \
-    template std::vector<Real> uneven_values(int, int, uint32_t);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-LLMC_INSTANTIATE(e4m3)
-LLMC_INSTANTIATE(e5m2)
-#undef LLMC_INSTANTIATE
+#define LLMC_INSTANTIATE_INPUTS(Real)      \
+    LLMC_INSTANTIATE(random_normal<Real>); \
+    LLMC_INSTANTIATE(wide_values<Real>);   \
+    LLMC_INSTANTIATE(uneven_values<Real>);
+LLMC_INSTANTIATE_INPUTS(float)
+LLMC_INSTANTIATE_INPUTS(bf16)
+LLMC_INSTANTIATE_INPUTS(e4m3)
+LLMC_INSTANTIATE_INPUTS(e5m2)
+#undef LLMC_INSTANTIATE_INPUTS
 
 static RowStatistics statistics_of(const std::vector<double>& x, int N, int C, bool centered, double eps) {
     RowStatistics s;
