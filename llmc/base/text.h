@@ -40,7 +40,7 @@ std::vector<std::string> split(const std::string& text, char separator);  // "a,
 std::vector<std::string> words_in(const std::string& text);               // separated by white space
 bool contains(const std::vector<std::string>& words, const std::string& word);
 
-bool is_digits(std::string_view text);  // of at least one digit, and nothing else
+bool is_digits(std::string_view text);  // true if it is one digit or more, and nothing else
 
 // The number that the whole text spells; nothing if it is no number, or too large for T.
 template <class T>

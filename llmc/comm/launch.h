@@ -23,7 +23,7 @@ struct LaunchInfo {
     bool alone() const { return launcher == "none"; }
 };
 
-std::string host_name();  // of this machine
+std::string host_name();  // the name of this machine in its network
 
 // Throws Error(bad_flags) if variables contradict each other. The first of these that is set decides: Open MPI's
 // variables; RANK, WORLD_SIZE and MASTER_ADDR together; srun's; PMI's and PMIx's; RANK and WORLD_SIZE.
