@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ACCEPTED = ROOT / "dev/mutation_accepted.txt"
 # Files of test/kernels/specifications/ that need the model, other ranks or matrix products, and tests of such files.
-NO_SPECIFICATIONS = ("collectives.cpp", "kernel_checks.cpp", "product_checks.cpp", "step.cpp")
+NO_SPECIFICATIONS = ("collectives.cpp", "kernel_checks.cpp", "product_checks.cpp")
 NO_KERNEL_TESTS = ("check_specifications.cpp", "kernel_checks.cpp", "known_products.cpp", "trial.cpp")
 ORDERS = ("ascending", "descending", "random")
 COMMON = "-std=c++20 -I. -fopenmp -fno-math-errno -w -DLLMC_CUDA=0 -DLLMC_WITH_KERNELS -MMD"
@@ -133,15 +133,18 @@ class Build:
         self.tree, self.kind, self.folder = tree, kind, tree / "build" / kind
         self.folder.mkdir(parents=True)
         # Linked where a test needs them: kernels, and their specifications.
-        parts = sorted(str(p.relative_to(tree)) for pattern in ("llmc/kernels/*.cu", "llmc/comm/reductions.cu",
+        parts = sorted(str(p.relative_to(tree)) for pattern in ("llmc/kernels/*.cu", "llmc/kernels/hopper/*.cu", "llmc/comm/reductions.cu",
+                                                                "llmc/fp8/scaling.cu", "llmc/optim/prepare_step.cu",
                                                                 "test/kernels/specifications/*.cpp")
                        for p in tree.glob(pattern) if p.name not in NO_SPECIFICATIONS)
-        base = sorted(str(p.relative_to(tree)) for pattern in ("device/host/*.cpp", "device/device_errors.cpp",
+        base = sorted(str(p.relative_to(tree)) for pattern in ("base/text.cpp", "device/host/*.cpp",
+                                                               "device/device_errors.cpp", "device/hopper.cu",
                                                                "device/transfer.cpp", "kernels/host/*.cpp",
-                                                               "linear/matmul.cpp", "linear/*_host.cpp")
+                                                               "linear/matmul.cpp", "linear/*_host.cpp",
+                                                               "optim/config.cpp")
                       for p in (tree / "llmc").glob(pattern) if p.name != "grid.cpp")
         base += sorted(str(p.relative_to(tree)) for p in (tree / "dev/emulator").glob("*.cpp"))
-        base += ["test/main.cpp", "test/device/host/loops.cu", "test/kernels/check_specifications.cpp"]
+        base += ["test/main.cpp", "test/kernels/check_specifications.cpp"]
         self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")
                             if p.name not in NO_KERNEL_TESTS) + ["test/device/warp.cu"]
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
