@@ -71,8 +71,8 @@ double projection(const std::vector<float>& gradient) {
     return sum;
 }
 
-// Runs the micro-batch with the run's loss scale and the weight that its losses have in a step of the run, because FP8
-// scales of gradients depend on both.
+// Runs the micro-batch with the run's loss scale, its number of updates and the weight that its losses have in a step
+// of the run, because FP8 scales depend on them.
 struct Inspector {
     const Options& o;
     const Ranks& ranks;
@@ -94,6 +94,7 @@ struct Inspector {
         config.loss_scale.initial = origin.state.optimizer.loss_scale;
         auto trainer = std::make_unique<Trainer<Real>>(config, ranks.comm);
         trainer->allocate();
+        trainer->optimizer().restore(origin.state.optimizer, trainer->stream());
         load_weights(*trainer, weights, o.from);
         return trainer;
     }

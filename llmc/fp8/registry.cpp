@@ -74,7 +74,7 @@ QuantizePass Fp8Registry::first_run(PassKind kind) const {
 bool Fp8Registry::finish_run(QuantizePass& run, int layer, Fp8Role role, PassKind kind, stream_t stream) {
     if (run != QuantizePass::measure) return true;
     const bool evaluation = kind == PassKind::evaluation;
-    fp8_set_current(evaluation ? evaluation_ : states_, tensor(layer, role), 1, config_, stream);
+    fp8_set_current(evaluation ? evaluation_ : states_, tensor(layer, role), 1, config_, updates_, stream);
     // No end of a step clears this flag, which would keep all later evaluations from setting the scale.
     if (evaluation) set_bytes(&state(layer, role, kind)->bad, 0, sizeof(Fp8State::bad), stream);
     run = evaluation ? QuantizePass::replay : write_pass();
@@ -84,7 +84,8 @@ bool Fp8Registry::finish_run(QuantizePass& run, int layer, Fp8Role role, PassKin
 void Fp8Registry::set_weight_scales(stream_t stream) {
     if (count() == 0) return;
     const ProfileRange range("FP8 weight scales", stream);
-    fp8_set_current(states_, 0, count(), config_, stream);  // other tensors have amax_now 0, which changes nothing
+    // Other tensors have amax_now 0, which changes nothing.
+    fp8_set_current(states_, 0, count(), config_, updates_, stream);
 }
 
 // Takes the maximum of every amax over the ranks. A tensor that is bad on one rank is bad on all.
@@ -202,6 +203,7 @@ bool Fp8Registry::is_of(const Fp8Saved& saved) const {
 bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
     const size_t n = count(), length = config_.history;
     if (!is_of(saved)) return false;
+    const std::vector<Fp8State> now = read_back<Fp8State>(states_, n, stream);
     std::vector<Fp8State> states(n);
     std::vector<Fp8Watch> watches(n);
     std::vector<float> history;
@@ -209,6 +211,11 @@ bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
         const Fp8SavedTensor& tensor = saved.tensors[i];
         if (tensor.history.size() != length) return false;
         states[i] = tensor.state;
+        const bool has_codes = role_of(static_cast<int>(i)) == Fp8Role::w && !left_[i / kFp8Roles];
+        if (has_codes && !has_block_scales()) {  // written with this scale
+            states[i].scale = now[i].scale;
+            states[i].scale_inv = now[i].scale_inv;
+        }
         watches[i] = tensor.watch;
         if (!comm_.is_main())  // the first rank takes the counts of all
             for (uint64_t* count : counts_of(states[i], watches[i])) *count = 0;

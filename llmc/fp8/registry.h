@@ -99,6 +99,8 @@ public:
         return (own ? evaluation_ : states_) + tensor(layer, role);
     }
 
+    // Scales of weights vary with *updates, the number of the optimizer's updates, on the device (scaling.h).
+    void dither_weights(const int64_t* updates) { updates_ = updates; }
     // Computes the scales of all weights. Call after measuring and before writing their codes.
     void set_weight_scales(stream_t stream);
     // With sliced weights, each rank has measured its slices. This takes the maximum over the ranks.
@@ -128,8 +130,8 @@ public:
     }
 
     // For checkpoints. All wait for the device, and read_state() is a collective. A resumed run first calls
-    // mark_left(), then sets the weights, then calls restore(). That returns false if the saved run had other tensors
-    // or another rule; the next step then calibrates.
+    // mark_left(), then sets the weights, then calls restore(), which keeps the scales of their codes. That returns
+    // false if the saved run had other tensors or another rule; the next step then calibrates.
     Fp8Saved read_state(stream_t stream) const;
     std::string rule() const;
     void mark_left(const std::vector<std::string>& layers);
@@ -152,6 +154,7 @@ private:
     Fp8State* states_ = nullptr;      // (layers, 3)
     Fp8State* evaluation_ = nullptr;  // (layers, 3)
     float* history_ = nullptr;        // (layers, 3, history)
+    const int64_t* updates_ = nullptr;
     int* bad_flag_ = nullptr;
     float* packed_ = nullptr;    // (2, layers * 3), for the maximum over the ranks
     char* workspace_ = nullptr;  // for that all-reduce

@@ -28,19 +28,25 @@ static ScaleRule scale_rule(const Fp8Config& config) {
 LLMC_DEVICE bool is_gradient(int tensor) { return tensor % kFp8Roles == static_cast<int>(Fp8Role::dout); }
 LLMC_DEVICE bool is_weight(int tensor) { return tensor % kFp8Roles == static_cast<int>(Fp8Role::w); }
 
+LLMC_DEVICE float weight_dither(const int64_t* updates) {
+    if (!updates) return 1.0f;
+    return 1.0f - static_cast<float>(static_cast<uint64_t>(*updates) * kGolden64 >> 40) * 0x1p-25f;
+}
+
 // Sets scale and scale_inv for a usable amax; leaves them for any other.
-LLMC_DEVICE void set_scale(Fp8State& state, float amax, int tensor, const ScaleRule& rule) {
+LLMC_DEVICE void set_scale(Fp8State& state, float amax, int tensor, const ScaleRule& rule, float factor = 1.0f) {
     if (!(amax > 0.0f) || !is_finite(amax)) return;
     const float largest = is_gradient(tensor) ? rule.largest_gradient : kE4M3Max;
-    float scale = largest / rule.margin / amax;  // margin * amax could overflow; largest / margin is exact
-    if (!is_finite(scale)) scale = FLT_MAX;      // a subnormal amax
-    scale = max_float(scale, FLT_MIN);           // 1 / scale must be finite
+    float scale = largest / rule.margin / amax * factor;  // margin * amax could overflow; largest / margin is exact
+    if (!is_finite(scale)) scale = FLT_MAX;               // a subnormal amax
+    scale = max_float(scale, FLT_MIN);                    // 1 / scale must be finite
     if (rule.pow2) scale = float_from_bits(float_bits(scale) & 0xff800000u);
     state.scale = scale;
     state.scale_inv = 1.0f / scale;
 }
 
-static __global__ void fp8_set_current_kernel(Fp8State* states, int first, int count, ScaleRule rule) {
+static __global__ void fp8_set_current_kernel(Fp8State* states, int first, int count, ScaleRule rule,
+                                              const int64_t* updates) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
     Fp8State& state = states[i];
@@ -50,7 +56,8 @@ static __global__ void fp8_set_current_kernel(Fp8State* states, int first, int c
         state.amax = max_float(state.amax, amax);
     else
         state.bad = 1;  // the amax of weights is infinite if one of them is not finite (update.h)
-    if (!state.bad) set_scale(state, amax, first + i, rule);
+    const float factor = is_weight(first + i) ? weight_dither(updates) : 1.0f;
+    if (!state.bad) set_scale(state, amax, first + i, rule, factor);
 }
 
 // The amax that the next step's scale is made from. `history` is this tensor's window, the newest entry last.
@@ -207,10 +214,12 @@ static LaunchConfig one_thread_each(int count, stream_t stream, const char* file
     return {dim3(static_cast<unsigned>(div_up(count, kScalingThreads))), dim3(kScalingThreads), 0, stream, file, line};
 }
 
-void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& config, stream_t stream) {
+void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& config, const int64_t* updates,
+                     stream_t stream) {
+    if (config.pow2_scales) updates = nullptr;  // the factor would be 1 or 1/2, and change no rounding error
     Fp8State* range = states + first;
     launch<fp8_set_current_kernel>(one_thread_each(count, stream), inout(range, static_cast<size_t>(count)), first,
-                                   count, scale_rule(config));
+                                   count, scale_rule(config), in(updates, 1));
 }
 
 void fp8_finish_step(Fp8State* states, float* history, int count, const Fp8Config& config, const float* change,

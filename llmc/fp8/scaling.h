@@ -3,7 +3,8 @@
 //   forward, backward   delayed scaling: quantizing kernels read the scale and raise amax. Current scaling, and any
 //                       recipe until it is calibrated: they run twice, with fp8_set_current() in between.
 //   fp8_finish_step()   amaxes enter the histories, and the next step's scales follow
-// Weights differ: their scale is a function of the masters alone, set by fp8_set_current() after every update.
+// Weights differ: their scale is a function of the masters and of the number of updates, set by fp8_set_current() after
+// every update.
 //
 // The rules are those of NVIDIA Transformer Engine's delayed scaling, with three additions. An amax of 0, or of a step
 // in which the tensor held Inf or NaN, never enters a history and leaves the scale unchanged. A history rolls once per
@@ -30,7 +31,15 @@ constexpr Fp8Role role_of(int tensor) { return static_cast<Fp8Role>(tensor % kFp
 // Tensors [first, first + count): scale = largest / (2^margin * amax_now), rounded down to a power of two if
 // configured, and kept between FLT_MIN and FLT_MAX. An amax of 0, or of a tensor with non-finite values, leaves the
 // scale unchanged. amax_now raises amax, or marks the tensor as bad if it is not finite, and is cleared.
-void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& config, stream_t stream);
+//
+// With `updates`, the number of the optimizer's updates so far, weights' scales have another factor after each of them:
+// 1 - frac(0.618 updates) / 2, unless they are powers of two. (0.618 is the golden ratio, which spreads any few factors
+// in a row evenly.) In one step, weights move by far less than the distance between two codes. With a constant scale
+// each would keep its rounding error for many steps: a constant error of the gradients, which training would learn.
+// With changing scales these errors average out, as those of a dithered signal do (Roberts, "Picture coding using
+// pseudo-random noise", 1962).
+void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& config, const int64_t* updates,
+                     stream_t stream);
 // Rolls histories and computes scales of all tensors except weights, and clears amax and bad. If the loss scale changes
 // by *change (a power of two; unchanged if nullptr), gradients' histories and scales change with it exactly.
 void fp8_finish_step(Fp8State* states, float* history, int count, const Fp8Config& config, const float* change,

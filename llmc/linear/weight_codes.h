@@ -40,8 +40,8 @@ public:
     // Also transposed.
     Quantized<e4m3> both(int layer, stream_t stream);
 
-    // Call after every change of the weights. Scales follow from the master weights alone. Their amaxes come from the
-    // optimizer's update; weights that were set in another way are measured here. Publishes the weights.
+    // Call after every change of the weights. Scales follow from the master weights and the number of updates. Amaxes
+    // come from the optimizer's update; weights that were set in another way are measured here. Publishes the weights.
     void prepare(stream_t stream);
     // Writes working copies and codes again from the same masters and scales, without counting lost values. The bits
     // stay the same unless memory was corrupted.

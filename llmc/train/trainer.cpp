@@ -126,6 +126,7 @@ void Trainer<Real>::allocate() {
     if (!config_.forward_only) {
         optimizer_.allocate(stream_);
         gradients_.feed_back(optimizer_.loss_scale(), &optimizer_.state()->consecutive_skips);
+        if (fp8()) fp8()->dither_weights(&optimizer_.state()->applied);
     }
     if (verification_) verification_->allocate();
     if (signals_) signals_->allocate();
