@@ -21,6 +21,7 @@ PRECISIONS = {
     # rounding in any model), and where a gap of FP8 comes from.
     "control": ["--precision", "bf16", "--gradients", "bf16"],
     "all-blocks": ["--precision", "fp8", "--fp8-layers", "all"],
+    "all-blocks-constant": ["--precision", "fp8", "--fp8-layers", "all", "--fp8-pow2-scales"],  # scales of weights
     "bf16-head": ["--precision", "fp8", "--fp8-layers", "all,-first"],
     "bf16-forward": ["--precision", "fp8", "--fp8-layers", "all,-forward,+lm_head"],
     "grad-e4m3": ["--precision", "fp8", "--fp8-grad", "e4m3"],
@@ -35,8 +36,9 @@ STEPS, WARMUP = 700, 60
 BRANCH = 350  # step of the BF16 run from which others branch off
 ONLY_TRAINING = {"--fp8-grad", "--fp8-fast-accum", "--fp8-until", "--gradients"}  # flags that `eval` does not have
 MAX_GAP = "0.5%"  # of the validation loss, once the loss falls slowly
-VARIANTS = ("delayed", "control", "bf16-forward", "all-blocks", "bf16-head", "first-qkv-and-fc-in-bf16", "grad-e4m3",
-            "bf16-at-the-end", "block", "first-and-last-in-bf16", "current", "slow-sums")
+VARIANTS = ("delayed", "control", "bf16-forward", "all-blocks", "all-blocks-constant", "bf16-head",
+            "first-qkv-and-fc-in-bf16", "grad-e4m3", "bf16-at-the-end", "block", "first-and-last-in-bf16", "current",
+            "slow-sums")
 GRADIENTS = ("bf16", "delayed", "block", "grad-e4m3")  # kinds that the last weights of BF16 are given
 # --fp8-layers whose forward pass in FP8 is compared with BF16's at the BF16 run's last weights, by KL.
 LAYERS = ("all", "none,+qkv", "none,+attn_proj", "none,+fc", "none,+fc_proj", "all,-block0.qkv,-block0.fc", "all,-first",
