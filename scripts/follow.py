@@ -525,10 +525,15 @@ def follow(args, sinks):
 
 def has_run(args):
     """Waits for run.json, up to --patience."""
-    until = time.monotonic() + (60 if args.patience is None else args.patience)
+    patience = 60 if args.patience is None else args.patience
+    begin, says_so = time.monotonic(), False
     while "run_id" not in read_info(args.run):
-        if time.monotonic() >= until:
+        waited = time.monotonic() - begin
+        if waited >= patience:
             return False
+        if waited > 3 and not says_so:  # a run that starts at the same time has one by then
+            warn(f"waiting up to {patience:g} s for {args.run}/run.json")
+            says_so = True
         time.sleep(args.poll)
     return True
 

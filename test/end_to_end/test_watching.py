@@ -550,6 +550,9 @@ class WeightsAndBiases(Following):
         directory = new_path()
         self.assertEqual(self.ended(self.follow(directory, "--wandb", "--patience", "0")),
                          (2, f"follow: {directory} holds no run.json; give the --out directory of a run\n"))
+        self.assertEqual(self.ended(self.follow(directory, "--wandb", "--patience", "3.5")),
+                         (2, f"follow: waiting up to 3.5 s for {directory}/run.json\n"
+                             f"follow: {directory} holds no run.json; give the --out directory of a run\n"))
 
     @needs("wandb")
     def test_the_real_one_takes_it(self):
