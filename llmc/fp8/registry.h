@@ -150,11 +150,11 @@ private:
     std::vector<bool> left_;
     bool calibrated_ = false;
     bool count_losses_ = falls_back();
+    const int64_t* updates_ = nullptr;  // on the device; nullptr where nothing trains
 
     Fp8State* states_ = nullptr;      // (layers, 3)
     Fp8State* evaluation_ = nullptr;  // (layers, 3)
     float* history_ = nullptr;        // (layers, 3, history)
-    const int64_t* updates_ = nullptr;
     int* bad_flag_ = nullptr;
     float* packed_ = nullptr;    // (2, layers * 3), for the maximum over the ranks
     char* workspace_ = nullptr;  // for that all-reduce

@@ -28,6 +28,7 @@ static ScaleRule scale_rule(const Fp8Config& config) {
 LLMC_DEVICE bool is_gradient(int tensor) { return tensor % kFp8Roles == static_cast<int>(Fp8Role::dout); }
 LLMC_DEVICE bool is_weight(int tensor) { return tensor % kFp8Roles == static_cast<int>(Fp8Role::w); }
 
+// The factor of weights' scales, in [1/2, 1]: see fp8_set_current().
 LLMC_DEVICE float weight_dither(const int64_t* updates) {
     if (!updates) return 1.0f;
     return 1.0f - static_cast<float>(static_cast<uint64_t>(*updates) * kGolden64 >> 40) * 0x1p-25f;
