@@ -2,35 +2,26 @@
 // build: per device, optimized
 #include "dev/emulator/loops.h"
 
-#include <cstdlib>
 #include <cstring>
 
 #include "llmc/device/formats.cuh"
+#include "llmc/device/host/settings.h"
 
 namespace llmc::host {
 
-namespace {
-
-// The value of LLMC_LOOPS: "", "compare" or "alone".
-const std::string& setting() {
-    static const std::string value = [] {
-        const char* text = std::getenv("LLMC_LOOPS");
-        const std::string given = text ? text : "";
-        if (!given.empty() && given != "compare" && given != "alone")
-            refuse("LLMC_LOOPS={}: expected compare or alone", given);
-        return given;
-    }();
-    return value;
+// LLMC_LOOPS
+enum class Loops { none, alone, compare };
+static Loops setting() {
+    static const int choice = choice_from_environment("LLMC_LOOPS", {"", "alone", "compare"});
+    return static_cast<Loops>(choice);
 }
 
-}  // namespace
-
 bool& runs_kernels() {
-    static bool runs = setting() != "alone";
+    static bool runs = setting() != Loops::alone;
     return runs;
 }
 
-bool compares_loops() { return setting() == "compare" && runs_kernels(); }
+bool compares_loops() { return setting() == Loops::compare && runs_kernels(); }
 
 namespace {
 

@@ -16,7 +16,7 @@ int choice_from_environment(const char* name, std::initializer_list<const char*>
     std::string known;
     for (const char* c : choices) {
         if (!std::strcmp(value, c)) return i;
-        known += std::string(i ? ", " : "") + c;
+        known += std::string(known.empty() ? "" : ", ") + c;
         i++;
     }
     refuse("{}={}: expected one of {}", name, value, known);

@@ -2,6 +2,7 @@
 // (LLMC_GUARD=1), and reports of AddressSanitizer and UBSan about kernels.
 #include <vector>
 
+#include "dev/emulator/loops.h"
 #include "dev/emulator/settings.h"
 #include "llmc/device/kernel.cuh"
 #include "test/device/arrays.h"
@@ -168,6 +169,7 @@ TEST_CASE("settings: an invalid value is refused by name") {
         {"LLMC_ORDER=backwards", ": expected one of ascending, descending, random"},
         {"LLMC_SHARED_KB=100", ": expected one of 227, 163, 99"},
         {"LLMC_SYNC=yes", ": expected one of 0, 1"},
+        {"LLMC_LOOPS=some", ": expected one of alone, compare"},
         {"LLMC_SEED=x", " in the environment: expected a whole number from 0 to 4294967295"},
         {"LLMC_FAULT=soon", " in the environment: expected a whole number from 0 to "},
         {"LLMC_FLIP=update_kernel", ": expected WORK:N, as in update_kernel:3"},
@@ -184,6 +186,7 @@ TEST_CASE("settings: an invalid value is refused by name") {
 TEST_CASE("child of settings" * doctest::skip()) {
     test_stream();
     host::emulator_settings();
+    host::runs_kernels();
     std::printf("%zu KB, %s\n", device_info().shared_memory_per_block >> 10, waits_after_work() ? "waits" : "goes on");
 }
 TEST_CASE("settings: LLMC_SHARED_KB and LLMC_SYNC") {
