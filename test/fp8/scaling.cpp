@@ -201,20 +201,18 @@ TEST_CASE("the rounding errors of weights average out over a few updates") {
     constexpr int kUpdates = 32;
     const int w = static_cast<int>(Fp8Role::w);
     Table t(Fp8Config{});
-    std::vector<double> weights(1000), mean(1000, 0.0);
-    std::mt19937 engine(7);
-    std::normal_distribution<double> normal;
-    for (double& x : weights) x = normal(engine);
-    const double amax = std::fabs(*std::max_element(weights.begin(), weights.end(),
-                                                    [](double a, double b) { return std::fabs(a) < std::fabs(b); }));
+    const std::vector<float> weights = random_normal<float>(1000, 1.0f, 7);
+    std::vector<double> mean(weights.size(), 0.0);
+    float amax = 0;
+    for (const float x : weights) amax = std::max(amax, std::fabs(x));
     double squares = 0, squares_of_mean = 0;
     for (int updates = 1; updates <= kUpdates; updates++) {
-        t.change([&](Fp8State& s, int i) { s.amax_now = i == w ? static_cast<float>(amax) : 0.0f; });
+        t.change([&](Fp8State& s, int i) { s.amax_now = i == w ? amax : 0.0f; });
         t.set_current(0, kTensors, updates);
         REQUIRE(t.wrong() == 0);
         const float scale = t.states.download()[w].scale;
         for (size_t i = 0; i < weights.size(); i++) {
-            const double error = to_float(to<e4m3>(static_cast<float>(weights[i]) * scale)) / scale - weights[i];
+            const double error = static_cast<double>(to_float(to<e4m3>(weights[i] * scale))) / scale - weights[i];
             squares += error * error / kUpdates;
             mean[i] += error / kUpdates;
         }

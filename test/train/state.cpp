@@ -117,16 +117,16 @@ TEST_CASE("state: a trainer restored after a skipped step counts on, and has the
         config.loss_scale.hysteresis = 2;
         TestModel<bf16> whole(config), begun(config);
         whole.trainer.initialize(1);
-        for (int i = 0; i < 3; i++) short_step(whole, i);
-        short_step(whole, 3, INFINITY);
-        const float loss_scale = whole.trainer.read_state().optimizer.loss_scale;
+        short_step(whole, 0);
+        short_step(whole, 1, INFINITY);
+        CHECK(whole.trainer.read_state().optimizer.loss_scale == 1024);
         CHECK(restore(begun, whole));
         CHECK(state_text(begun) == state_text(whole));
         for (TestModel<bf16>* test : {&whole, &begun}) {
-            short_step(*test, 4, INFINITY);
+            short_step(*test, 2, INFINITY);
             CHECK(test->trainer.read_state().optimizer.consecutive_skips == 2);
-            CHECK(test->trainer.read_state().optimizer.loss_scale == loss_scale / 2);
-            short_step(*test, 5);
+            CHECK(test->trainer.read_state().optimizer.loss_scale == 512);
+            short_step(*test, 3);
         }
         CHECK(slices_of(begun) == slices_of(whole));
     }
