@@ -28,8 +28,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ACCEPTED = ROOT / "dev/mutation_accepted.txt"
-# Files of test/kernels/specifications/ that need the model, other ranks or matrix products, and tests of such files.
-NO_SPECIFICATIONS = ("collectives.cpp", "kernel_checks.cpp", "product_checks.cpp")
+# Sources of the test programs: kernels and their specifications, which are linked where a test needs them, and others.
+LINKED_IF_USED = ("llmc/kernels/*.cu", "llmc/kernels/hopper/*.cu", "llmc/comm/reductions.cu", "llmc/fp8/scaling.cu",
+                  "llmc/optim/prepare_step.cu", "test/kernels/specifications/*.cpp")
+LINKED = ("llmc/base/text.cpp", "llmc/device/device_errors.cpp", "llmc/device/hopper.cu", "llmc/device/transfer.cpp",
+          "llmc/device/host/*.cpp", "llmc/kernels/host/*.cpp", "llmc/linear/matmul.cpp", "llmc/linear/*_host.cpp",
+          "llmc/optim/config.cpp", "dev/emulator/*.cpp", "test/main.cpp", "test/kernels/check_specifications.cpp")
+# Not among them: the product's grid, which the emulator replaces, and specifications that need the model, other ranks or
+# matrix products; and the tests of such files.
+LEFT_OUT = ("grid.cpp", "collectives.cpp", "kernel_checks.cpp", "product_checks.cpp")
 NO_KERNEL_TESTS = ("check_specifications.cpp", "kernel_checks.cpp", "known_products.cpp", "trial.cpp")
 ORDERS = ("ascending", "descending", "random")
 COMMON = "-std=c++20 -I. -fopenmp -fno-math-errno -w -DLLMC_CUDA=0 -DLLMC_WITH_KERNELS -MMD"
@@ -132,19 +139,12 @@ class Build:
     def __init__(self, tree, kind, jobs):
         self.tree, self.kind, self.folder = tree, kind, tree / "build" / kind
         self.folder.mkdir(parents=True)
-        # Linked where a test needs them: kernels, and their specifications.
-        parts = sorted(str(p.relative_to(tree)) for pattern in ("llmc/kernels/*.cu", "llmc/kernels/hopper/*.cu", "llmc/comm/reductions.cu",
-                                                                "llmc/fp8/scaling.cu", "llmc/optim/prepare_step.cu",
-                                                                "test/kernels/specifications/*.cpp")
-                       for p in tree.glob(pattern) if p.name not in NO_SPECIFICATIONS)
-        base = sorted(str(p.relative_to(tree)) for pattern in ("base/text.cpp", "device/host/*.cpp",
-                                                               "device/device_errors.cpp", "device/hopper.cu",
-                                                               "device/transfer.cpp", "kernels/host/*.cpp",
-                                                               "linear/matmul.cpp", "linear/*_host.cpp",
-                                                               "optim/config.cpp")
-                      for p in (tree / "llmc").glob(pattern) if p.name != "grid.cpp")
-        base += sorted(str(p.relative_to(tree)) for p in (tree / "dev/emulator").glob("*.cpp"))
-        base += ["test/main.cpp", "test/kernels/check_specifications.cpp"]
+
+        def found(patterns):
+            return sorted(str(p.relative_to(tree)) for pattern in patterns for p in tree.glob(pattern)
+                          if p.name not in LEFT_OUT)
+
+        parts, base = found(LINKED_IF_USED), found(LINKED)
         self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")
                             if p.name not in NO_KERNEL_TESTS) + ["test/device/warp.cu"]
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
