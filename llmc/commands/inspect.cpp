@@ -71,8 +71,8 @@ double projection(const std::vector<float>& gradient) {
     return sum;
 }
 
-// Runs the micro-batch with the run's loss scale, its number of updates and the weight that its losses have in a step
-// of the run, because FP8 scales depend on them.
+// FP8 scales depend on the loss scale, on the weight of the losses and on the number of updates. So the micro-batch
+// runs with those of the run's next step.
 struct Inspector {
     const Options& o;
     const Ranks& ranks;
