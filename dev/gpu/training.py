@@ -21,7 +21,7 @@ PRECISIONS = {
     # rounding in any model), and where a gap of FP8 comes from.
     "control": ["--precision", "bf16", "--gradients", "bf16"],
     "all-blocks": ["--precision", "fp8", "--fp8-layers", "all"],
-    "all-blocks-constant": ["--precision", "fp8", "--fp8-layers", "all", "--fp8-pow2-scales"],  # scales of weights
+    "all-blocks-constant": ["--precision", "fp8", "--fp8-layers", "all", "--fp8-pow2-scales"],  # fp8_weight_scales.md
     "bf16-head": ["--precision", "fp8", "--fp8-layers", "all,-first"],
     "bf16-forward": ["--precision", "fp8", "--fp8-layers", "all,-forward,+lm_head"],
     "grad-e4m3": ["--precision", "fp8", "--fp8-grad", "e4m3"],
