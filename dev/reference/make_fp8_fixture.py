@@ -99,6 +99,8 @@ class Fp8:
         """Casts x to FP8 and back, saturating, with the scale that maps its largest magnitude to the format's largest.
         """
         dtype = self.gradients if tensor.endswith(".dout") else E4M3
+        if tensor.endswith(".dout") and dtype == E4M3:
+            x = self.bf16(x)  # only gradients in E5M2 are cast where they are computed
         largest = torch.finfo(dtype).max
         single = x.to(torch.float32)
         scale = torch.tensor(largest, dtype=torch.float32) / single.abs().max()

@@ -55,8 +55,7 @@ void activation_forward_fp8(Activation f, const Quantized<e4m3>& out, const bf16
 
 // out is one operand with one scale, (N, F) or SwiGLU's (N, 2F), with F % 16 == 0. Moves 6 bytes per element of dout, 4
 // in pass `measure`; SwiGLU 10 and 6. `measure` does not touch dbias.
-template <class F8>
-void activation_backward_fp8(Activation f, const Quantized<F8>& out, const BiasGradient& bias, const bf16* dout,
+void activation_backward_fp8(Activation f, const Quantized<e5m2>& out, const BiasGradient& bias, const bf16* dout,
                              const bf16* inp, int N, int F, QuantizePass pass, stream_t stream);
 
 }  // namespace llmc

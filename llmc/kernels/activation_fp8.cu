@@ -1,6 +1,5 @@
 // Activations that quantize their output (activation.h): quantize_tile_kernel() around producers of their values.
 #include "llmc/kernels/activation.h"
-#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/quantize_tile.cuh"
 
 namespace llmc {
@@ -20,8 +19,7 @@ void activation_forward_fp8(Activation f, const Quantized<e4m3>& to, const bf16*
     }
 }
 
-template <class F8>
-void activation_backward_fp8(Activation f, const Quantized<F8>& to, const BiasGradient& bias, const bf16* dout,
+void activation_backward_fp8(Activation f, const Quantized<e5m2>& to, const BiasGradient& bias, const bf16* dout,
                              const bf16* inp, int N, int F, QuantizePass pass, stream_t stream) {
     const auto cast = [&](const char* launcher, const auto& values, int columns, float* dbias) {
         quantize_tiles(launcher, to, dbias, bias.scratch, values, N, columns, bias.accumulate, pass, stream);
@@ -36,7 +34,5 @@ void activation_backward_fp8(Activation f, const Quantized<F8>& to, const BiasGr
             return cast("swiglu_backward_fp8", SwigluGradientValues{dout, inp}, 2 * F, nullptr);
     }
 }
-
-LLMC_INSTANTIATE_BOTH(activation_backward_fp8, e4m3, e5m2);
 
 }  // namespace llmc

@@ -155,8 +155,7 @@ void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, 
 // to (B * T, qkv's width): dqkv rounded to BF16, as attention_backward() writes it. dbias (qkv's width): sums of dqkv
 // over tokens, added to dbias if `accumulate`. scratch: attention_backward_fp8_scratch() floats. dbias and scratch may
 // both be nullptr. The number of partial sums depends on the shape and the kernels alone.
-template <class F8>
-void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
+void attention_backward_fp8(const Quantized<e5m2>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
                             const AttentionHeads& heads, bool accumulate, QuantizePass pass, unsigned* tickets,
                             stream_t stream, const int* documents = nullptr);

@@ -14,7 +14,6 @@
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/hopper/attention.h"
 #include "llmc/kernels/host/loops.h"
-#include "llmc/kernels/instantiate.h"
 
 namespace llmc {
 namespace attention {
@@ -297,9 +296,9 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
     round_to_rows<HD>(keys + warp_offset + column, dk, scale);
     round_to_rows<HD>(values + warp_offset + column, dv, 1.0f);
     if constexpr (kIsFp8<Out>) {
-        quantize_gradients<Out, HD, Tiles::key_rows, threads>({dqkv, transposed, parts, fp8, pass}, {keys, values},
-                                                              reinterpret_cast<float*>(stage_tiles),
-                                                              {NH, NKV, NH + 2 * NKV}, first_key, b, kv, T);
+        quantize_gradients<HD, Tiles::key_rows, threads>({dqkv, transposed, parts, fp8, pass}, {keys, values},
+                                                         reinterpret_cast<float*>(stage_tiles), {NH, NKV, NH + 2 * NKV},
+                                                         first_key, b, kv, T);
     } else {
         Tiles::meet();
         Tiles::store(dqkv + (head.key - qkv), head.stride, keys, first_key, T);
@@ -461,9 +460,9 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocu
     if constexpr (!Tiles::in_registers) Tiles::meet();
     round_to_rows<HD>(queries + warp_offset + column, state.dq, scale);
     if constexpr (kIsFp8<Out>) {
-        quantize_gradients<Out, HD, Tiles::query_rows, threads>({dqkv, transposed, parts, fp8, pass}, {queries},
-                                                                reinterpret_cast<float*>(stages), {0, NH, NH + 2 * NKV},
-                                                                first_query, b, h, T);
+        quantize_gradients<HD, Tiles::query_rows, threads>({dqkv, transposed, parts, fp8, pass}, {queries},
+                                                           reinterpret_cast<float*>(stages), {0, NH, NH + 2 * NKV},
+                                                           first_query, b, h, T);
     } else {
         Tiles::meet();
         Tiles::store(dqkv + (head.query - qkv), head.stride, queries, first_query, T);
@@ -546,22 +545,19 @@ size_t attention_backward_fp8_scratch(int B, int T, const AttentionHeads& heads)
     return static_cast<size_t>(B) * attention::token_tiles(T, heads.HD) * heads.qkv_width();
 }
 
-template <class F8>
-void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
+void attention_backward_fp8(const Quantized<e5m2>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
                             const AttentionHeads& heads, bool accumulate, QuantizePass pass, unsigned* tickets,
                             stream_t stream, const int* documents) {
     const int channels = heads.qkv_width();
     attention::check_quantized("attention_backward_fp8", to.state, B, T, heads, channels, pass);
     if (dbias && !scratch) throw Error(ExitCode::failure, "attention_backward_fp8: a bias gradient needs scratch");
-    const attention::Gradients<F8> gradients{to.row, to.transposed, dbias ? scratch : nullptr, to.state, pass};
+    const attention::Gradients<e5m2> gradients{to.row, to.transposed, dbias ? scratch : nullptr, to.state, pass};
     const int tokens_of_part = attention::launch_backward(gradients, delta, {dout, qkv, out, out_low, lse, documents},
                                                           B, T, heads, tickets, stream);
     if (dbias)
         reduce_column_parts(dbias, nullptr, scratch, B * div_up(T, tokens_of_part), channels, channels, accumulate,
                             stream);
 }
-
-LLMC_INSTANTIATE_BOTH(attention_backward_fp8, e4m3, e5m2);
 
 }  // namespace llmc

@@ -152,8 +152,8 @@ struct HeadPart {
 // Quantizes Count tiles of a block that lie in shared memory, one after the other: head `h` of each side, sequence `b`,
 // tokens from first_token up to T. `scratch` is 64 bytes per thread of shared memory whose contents are no longer
 // needed. The grid is (token tiles, heads, B).
-template <class F8, int HD, int Rows, int Threads, int Count>
-LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles)[Count], float* scratch,
+template <int HD, int Rows, int Threads, int Count>
+LLMC_DEVICE void quantize_gradients(const Gradients<e5m2>& to, bf16* const (&tiles)[Count], float* scratch,
                                     const HeadPart& part, int first_token, int b, int h, int T) {
     const size_t width = static_cast<size_t>(part.row) * HD, tokens = static_cast<size_t>(gridDim.z) * T;
     const size_t token = static_cast<size_t>(b) * T;
@@ -165,10 +165,10 @@ LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles
         float sums[2][8] = {};
         const int own = (i * part.heads + h) * HD;  // in the kernel's part
         const int channel = part.first * HD + own;  // in a row
-        F8* const row = to.row ? to.row + token * width + channel : nullptr;
+        e5m2* const row = to.row ? to.row + token * width + channel : nullptr;
         __syncthreads();  // the tiles are complete, and no thread needs the old contents of `scratch`
-        quantize_tile_rows<F8, HD, Rows, Threads>(row, width, tiles[i], nullptr, tally, sums, scale, first_token, T,
-                                                  to.pass);
+        quantize_tile_rows<e5m2, HD, Rows, Threads>(row, width, tiles[i], nullptr, tally, sums, scale, first_token, T,
+                                                    to.pass);
         if (to.parts) put_channel_sums<HD, Threads>(scratch, sums);
         if (i == Count - 1) {  // here, because at the end nvcc for sm_90a would spill
             commit_tally(to.fp8, tally, counts_elements ? Count * tokens * (part.heads * HD) : 0, to.pass);
@@ -177,8 +177,8 @@ LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles
         const size_t row_of_parts = static_cast<size_t>(b) * gridDim.x + first_token / Rows;
         if (to.parts) get_channel_sums<HD, Threads>(to.parts + row_of_parts * width + channel, scratch);
         if (to.transposed)
-            store_tile_columns<F8, HD, Rows, Threads>(to.transposed + own * tokens + token, tokens, tiles[i],
-                                                      first_token, T);
+            store_tile_columns<e5m2, HD, Rows, Threads>(to.transposed + own * tokens + token, tokens, tiles[i],
+                                                        first_token, T);
     }
 }
 

@@ -68,8 +68,8 @@ void norm_backward(const NormParameters<Real>& norm, const NormGradients& gradie
                    stream_t stream);
 size_t norm_backward_scratch(NormKind kind, int N, int C);
 
-// The same, and `out` = F8(dinp as rounded to BF16): the gradient of the residual stream is also the output gradient of
-// the linear layer that was added to it last. N % 16 == 0, C % 16 == 0 and C <= kWidestFusedGradient.
+// The same, and `out` = E5M2(dinp as rounded to BF16): the gradient of the residual stream is also the output gradient
+// of the linear layer that was added to it last. N % 16 == 0, C % 16 == 0 and C <= kWidestFusedGradient.
 //
 // dinp is a link of a chain, so this runs once: passes `train` and `train_counted` write everything. `measure` writes
 // dinp, dweight, dshift and the state's amax_now and bad; quantize() turns dinp into FP8 afterwards. No other pass.
@@ -81,8 +81,7 @@ size_t norm_backward_scratch(NormKind kind, int N, int C);
 // A block takes 32 rows (16 if C > 2048) at a time, 4 of them in registers; their codes pass through shared memory and
 // leave in both layouts. Moves 10 bytes per element with dresidual, 8 without (8 and 6 in pass `measure`).
 constexpr int kWidestFusedGradient = 4096;
-template <class F8>
-void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gradients, const Quantized<F8>& out,
+void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gradients, const Quantized<e5m2>& out,
                        float* bias_parts, bf16* dinp, const bf16* dresidual, const bf16* dout, const bf16* inp,
                        const float* mean, const float* rstd, int N, int C, QuantizePass pass, stream_t stream);
 size_t norm_backward_fp8_scratch(NormKind kind, int N, int C);

@@ -7,7 +7,6 @@
 #include "llmc/device/async_copy.cuh"
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/host/loops.h"
-#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/norm_row.cuh"
 #include "llmc/kernels/quantize_values.cuh"
 
@@ -243,8 +242,8 @@ LLMC_DEVICE void store_rounded(bf16* to, float (&x)[8]) {
 // Finishes two rows: writes dinp, casts, and writes the codes to `row` and `tile`. The tally and the bias gradient's
 // sums of this thread's eight columns are updated; the sums lie in shared memory because registers are short. RMS
 // norm's linear layers have no bias.
-template <NormKind norm, class F8>
-LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, float* bias_sums, bf16* dinp,
+template <NormKind norm>
+LLMC_DEVICE void finish_rows(e5m2* row, uint32_t* tile, QuantizeTally& tally, float* bias_sums, bf16* dinp,
                              float (&d)[2][1][8], float scale, int first_row, int local_row, int stride, int C,
                              const RowTeam& team, QuantizePass pass) {
     const int c = team.column(0);
@@ -255,7 +254,7 @@ LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, floa
     LLMC_UNROLL
     for (int r = 0; r < 2; r++) {
         uint32_t codes[2];
-        quantize_8<F8, true>(codes, tally, d[r][0], scale, pass);
+        quantize_8<e5m2, true>(codes, tally, d[r][0], scale, pass);
         if (!writes_fp8(pass)) continue;
         if constexpr (norm == NormKind::layer)
             for (int i = 0; i < 8; i++) sums[i] += d[r][0][i];
@@ -266,9 +265,9 @@ LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, floa
     if constexpr (norm == NormKind::layer) store_sums(bias_sums, sums);
 }
 
-template <NormKind norm, bool kAhead, class F8>
+template <NormKind norm, bool kAhead>
 static __global__ void __launch_bounds__(512)
-    layernorm_backward_fp8_kernel(F8* row, F8* transposed, Fp8State* state, float* bias_parts, bf16* dinp,
+    layernorm_backward_fp8_kernel(e5m2* row, e5m2* transposed, Fp8State* state, float* bias_parts, bf16* dinp,
                                   const bf16* dresidual, float* parts, const bf16* dout, const bf16* inp,
                                   const bf16* weight, const float* mean, const float* rstd, int N, int C, int tile_rows,
                                   int stride, QuantizePass pass) {
@@ -364,8 +363,7 @@ static __global__ void __launch_bounds__(512)
     }
 }
 
-template <class F8>
-void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gradients, const Quantized<F8>& to,
+void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gradients, const Quantized<e5m2>& to,
                        float* bias_parts, bf16* dinp, const bf16* dresidual, const bf16* dout, const bf16* inp,
                        const float* mean, const float* rstd, int N, int C, QuantizePass pass, stream_t stream) {
     check_quantize("norm_backward_fp8", to.state, N, C);
@@ -375,7 +373,7 @@ void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gr
         throw Error(ExitCode::failure, "norm_backward_fp8: runs once, so pass must be train, train_counted or measure");
     const BackwardPlan plan(N, C);
     const bool writes = writes_fp8(pass), layer = norm.kind() == NormKind::layer;
-    F8 *row = writes ? to.row : nullptr, *transposed = writes ? to.transposed : nullptr;
+    e5m2 *row = writes ? to.row : nullptr, *transposed = writes ? to.transposed : nullptr;
     if (!writes || !layer) bias_parts = nullptr;
     float* const parts = norm.weight != nullptr ? gradients.scratch : nullptr;
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
@@ -387,8 +385,8 @@ void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gr
     const bool ahead = own_bytes + ahead_bytes <= shared_memory_per_block();
     const auto run = [&]<NormKind kind, bool kAhead>() {
         const size_t shared_bytes = own_bytes + (kAhead ? ahead_bytes : 0);
-        host::launch_or_loop<layernorm_backward_fp8_kernel<kind, kAhead, F8>,
-                             host::norm_backward_fp8<kind == NormKind::layer, F8>>(
+        host::launch_or_loop<layernorm_backward_fp8_kernel<kind, kAhead>,
+                             host::norm_backward_fp8<kind == NormKind::layer>>(
             {dim3(plan.blocks), dim3(32 * plan.warps), shared_bytes, stream}, out(row, n), out(transposed, n),
             state_access(to.state, pass), out(bias_parts, plan.parts(C)), out(dinp, n), in(dresidual, n),
             out(parts, plan.parts(sums)), in(dout, n), in(inp, n), in(norm.weight, columns), in(mean, rows),
@@ -401,7 +399,5 @@ void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gr
         reduce_column_parts(gradients.dweight, gradients.dshift, parts, plan.blocks, sums, C, gradients.accumulate,
                             stream);
 }
-
-LLMC_INSTANTIATE_BOTH(norm_backward_fp8, e4m3, e5m2);
 
 }  // namespace llmc

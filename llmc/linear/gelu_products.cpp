@@ -9,7 +9,7 @@ template <class Real>
 bool GeluProducts<Real>::fit_backward(const LayerPass& pass) const {
     const bool in_fp8 = first_.is_fp8();
     if (!kCanBeFp8<Real> || !allowed_ || !is_hopper() || in_fp8 != second_.is_fp8() || !first_.bias_) return false;
-    if (in_fp8 && (!first_.layers_.fp8_->uses_history() || first_.layers_.block_scales())) return false;
+    if (in_fp8 && (!first_.layers_.fp8_->uses_history() || !first_.layers_.gradients_are_cast())) return false;
     const auto& shape = first_.shape();
     return hopper::can_multiply_with_gelu(pass.N, shape.C, shape.OC);
 }
@@ -56,19 +56,17 @@ Gradient<Real> GeluProducts<Real>::backward(const Real* h, void* row, const Grad
                                                  shape.OC, shape.C, QuantizePass::write, pass.tickets, pass.stream);
             return dh;
         }
-        const auto multiply = [&]<class F8>(const Quantized<F8>& codes) {
-            second_.cast_and_wgrad(codes, dout, active, pass);
-            dh = first_.gradient_target(pass);
-            auto& to = std::get<Quantized<F8>>(dh.codes);
-            to.row = static_cast<F8*>(row);
-            const Quantized<e4m3> w = layers.codes_->both(second_.number_, pass.stream);
-            hopper::multiply_gelu_backward<F8>(to, bias, {codes.row, &codes.state->scale_inv},
-                                               {w.transposed, &w.state->scale_inv}, h, pass.N, shape.OC, shape.C,
-                                               dh.cast_pass, pass.tickets, pass.stream);
-            dh.bias_done = true;
-            first_.accept(dh, pass);
-        };
-        std::visit(multiply, second_.codes_of(dout));
+        const auto codes = std::get<Quantized<e5m2>>(second_.codes_of(dout));
+        second_.cast_and_wgrad(codes, dout, active, pass);
+        dh = first_.gradient_target(pass);
+        auto& to = std::get<Quantized<e5m2>>(dh.codes);
+        to.row = static_cast<e5m2*>(row);
+        const Quantized<e4m3> w = layers.codes_->both(second_.number_, pass.stream);
+        hopper::multiply_gelu_backward<e5m2>(to, bias, {codes.row, &codes.state->scale_inv},
+                                             {w.transposed, &w.state->scale_inv}, h, pass.N, shape.OC, shape.C,
+                                             dh.cast_pass, pass.tickets, pass.stream);
+        dh.bias_done = true;
+        first_.accept(dh, pass);
     }
     return dh;
 }

@@ -171,7 +171,7 @@ void Linear<Real>::forward(Real* out, const Operand<Real>& x, const LayerPass& p
 template <class Real>
 Gradient<Real> Linear<Real>::gradient_target(const LayerPass& pass) {
     Gradient<Real> dout;
-    if (is_fp8() && layers_.gradients_are_cast()) {
+    if (is_fp8() && !layers_.block_scales()) {
         dout.state = Gradient<Real>::Codes::wanted;
         dout.codes = gradient_codes();
         dout.cast_pass = layers_.fp8_->first_run(pass.kind);

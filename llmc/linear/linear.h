@@ -3,7 +3,7 @@
 // A layer with N tokens, C inputs and OC outputs computes three products per micro-step:
 //
 //   forward   out (N, OC)  = x (N, C) * w (OC, C)^T + bias    x and w in E4M3; may add another matrix
-//   dgrad     dinp (N, C)  = dout (N, OC) * w (OC, C)         dout in E5M2
+//   dgrad     dinp (N, C)  = dout (N, OC) * w (OC, C)         dout in E5M2 or E4M3
 //   wgrad     dw (OC, C)  += dout (N, OC)^T * x (N, C)        sums in FP32
 //
 // The head's forward product stays in BF16 even if the head is in FP8: rounding its operands would change every logit,
@@ -97,7 +97,10 @@ struct Gradient {
     const float* bias_parts = nullptr;  // or column sums, from which finish_bias_gradient() computes it
 
     bool casts() const { return state == Codes::wanted; }
-    bool casts_at_once() const { return casts() && cast_pass != QuantizePass::measure; }
+    // The codes that a producer other than the loss writes, or nullptr if it writes values.
+    const Quantized<e5m2>* e5m2_codes() const { return casts() ? std::get_if<Quantized<e5m2>>(&codes) : nullptr; }
+    // True if the kernel that casts runs once.
+    bool casts_at_once() const { return e5m2_codes() && cast_pass != QuantizePass::measure; }
 };
 
 // ---- layers ---------------------------------------------------------------------------------------------------------
@@ -142,8 +145,9 @@ public:
     }
     // Number of FP8 products that a training micro-step of N tokens should make with the layers that are in FP8 now.
     int64_t fp8_products(int N) const;
-    // True if kernels that produce output gradients may cast them to FP8.
-    bool gradients_are_cast() const { return fp8_ && !block_scales(); }
+    // True if the kernels that produce output gradients cast them to FP8, namely to E5M2 with a scale per tensor. Other
+    // output gradients are cast from their values, except for the loss's.
+    bool gradients_are_cast() const { return fp8_ && fp8_->config().grad == Fp8Grad::e5m2; }
 
     // See WeightCodes::prepare(), memory() and write_again(). Without FP8, the same for working copies alone.
     void prepare_weights(stream_t stream);

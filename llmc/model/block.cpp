@@ -52,12 +52,8 @@ Gradient<Real> Norm<Real>::backward(Real* dinp, const Real* dresidual, const Rea
             Gradient<Real> out = added->gradient_target(pass);
             out.value = dinp;
             out.bias_parts = bias_parts_;
-            std::visit(
-                [&](const auto& codes) {
-                    norm_backward_fp8(norm, gradients, codes, bias_parts_, dinp, dresidual, dout, inp, mean_, rstd_,
-                                      pass.N, channels_, out.cast_pass, pass.stream);
-                },
-                out.codes);
+            norm_backward_fp8(norm, gradients, *out.e5m2_codes(), bias_parts_, dinp, dresidual, dout, inp, mean_, rstd_,
+                              pass.N, channels_, out.cast_pass, pass.stream);
             added->accept(out, pass);
             return out;
         }

@@ -157,12 +157,9 @@ Gradient<Real> DecoderBlock<Real>::activate_backward(const Pass& pass) {
     const BiasGradient bias{sums_bias_gradient(activation_) ? fc_.dbias() : nullptr, pass.scratch, pass.accumulate};
     const bool bias_done = bias.dbias != nullptr;
     if constexpr (kCanBeFp8<Real>)
-        if (dfc.casts()) {
-            const auto run = [&](const auto& codes) {
-                activation_backward_fp8(activation_, codes, bias, dactive_, fc_out_, N, F, dfc.cast_pass, pass.stream);
-            };
+        if (const Quantized<e5m2>* const codes = dfc.e5m2_codes()) {
             do {
-                std::visit(run, dfc.codes);
+                activation_backward_fp8(activation_, *codes, bias, dactive_, fc_out_, N, F, dfc.cast_pass, pass.stream);
             } while (!fc_.accept(dfc, pass));
             dfc.bias_done = bias_done;
             return dfc;

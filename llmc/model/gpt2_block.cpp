@@ -33,14 +33,9 @@ private:
         if constexpr (kCanBeFp8<Real>) {
             Gradient<Real> dqkv = qkv_.gradient_target(pass);
             if (dqkv.casts_at_once() && Base::attention_casts(pass)) {
-                std::visit(
-                    [&](const auto& codes) {
-                        attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,
-                                               this->attention_, this->attention_low_, this->lse_, pass.B, pass.T,
-                                               heads_, pass.accumulate, dqkv.cast_pass, pass.tickets, pass.stream,
-                                               pass.documents);
-                    },
-                    dqkv.codes);
+                attention_backward_fp8(*dqkv.e5m2_codes(), qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,
+                                       this->attention_, this->attention_low_, this->lse_, pass.B, pass.T, heads_,
+                                       pass.accumulate, dqkv.cast_pass, pass.tickets, pass.stream, pass.documents);
                 dqkv.bias_done = true;
                 qkv_.accept(dqkv, pass);
                 return dqkv;

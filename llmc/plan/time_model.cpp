@@ -264,7 +264,7 @@ public:
             return;
         // As in GeluProducts.
         gelu_forward_[Kind::bf16] = gelu_backward_[Kind::bf16] = 1 - fp8_share_;
-        if (config_.fp8.recipe != Fp8Recipe::delayed) return;
+        if (config_.fp8.recipe != Fp8Recipe::delayed || config_.fp8.grad != Fp8Grad::e5m2) return;
         gelu_backward_[Kind::fp8_split] = fp8_share_;
         gelu_forward_[Kind::bf16] = 1 - forward_share_;
         if (config_.fast_accumulation != FastAccumulation::none) gelu_forward_[Kind::fp8_fast] = forward_share_;

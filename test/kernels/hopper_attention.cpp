@@ -78,9 +78,9 @@ struct Sequences {
         attention_forward_fp8({from(output.row), all ? output.transposed.get() : nullptr, output.state}, from(out),
                               from(out_low), from(lse), from(qkv), B, T, heads, QuantizePass::train, tickets,
                               test_stream());
-        attention_backward_fp8<e5m2>({from(gradient.row), all ? gradient.transposed.get() : nullptr, gradient.state},
-                                     dbias, from(scratch), from(delta), from(dout), from(qkv), from(out), from(out_low),
-                                     from(lse), B, T, heads, false, QuantizePass::train, tickets, test_stream());
+        attention_backward_fp8({from(gradient.row), all ? gradient.transposed.get() : nullptr, gradient.state}, dbias,
+                               from(scratch), from(delta), from(dout), from(qkv), from(out), from(out_low), from(lse),
+                               B, T, heads, false, QuantizePass::train, tickets, test_stream());
     }
 };
 

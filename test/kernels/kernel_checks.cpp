@@ -67,10 +67,10 @@ TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
         {"Llama, bf16, grouped queries", tiny_model(kLlama, 128, 4, 2), [](auto&) {}},
         {"Llama, fp8 delayed", tiny_model(kLlama, 64, 2, 1), [](auto& u) { u.fp8 = u.several_ranks = true; }},
         {"Llama, fp8 block", tiny_model(kLlama, 128, 2, 1), in_blocks},
-        {"Qwen3, fp8 delayed", tiny_model(kQwen3, 256, 2, 1), [](auto& u) { u.fp8 = u.e4m3_gradients = true; }},
+        {"Qwen3, fp8 delayed", tiny_model(kQwen3, 256, 2, 1), [](auto& u) { u.fp8 = true; }},
         {"Qwen3, fp32, z-loss", tiny_model(kQwen3, 64, 2, 1), [](auto& u) { u.bf16 = false, u.z_loss = 1e-2f; }},
         {"nano, fp8 current", tiny_model(kNano, 64, 2, 2), [](auto& u) { u.fp8 = u.current_scaling = true; }},
-        {"nano, E4M3 gradients", tiny_model(kNano, 128, 2, 2), [](auto& u) { u.fp8 = u.e4m3_gradients = true; }},
+        {"nano, fp8 delayed", tiny_model(kNano, 128, 2, 2), [](auto& u) { u.fp8 = true; }},
         {"Llama, fp32, documents", tiny_model(kLlama, 64, 2, 1), [](auto& u) { u.bf16 = false, u.documents = true; }},
         {"nano, fp32", tiny_model(kNano, 64, 2, 2), [](auto& u) { u.bf16 = false; }}};
     // An item's name says everything that it depends on.

@@ -159,8 +159,7 @@ TEST_CASE("quantizing norms refuse unsupported arguments") {
 
     const auto layernorm_gradient = [&](int N, int C, QuantizePass pass) {
         return error_of([&] {
-            norm_backward_fp8<e5m2>({x, x}, {f, f, f}, gradient.both(), f, x, nullptr, x, x, f, f, N, C, pass,
-                                    test_stream());
+            norm_backward_fp8({x, x}, {f, f, f}, gradient.both(), f, x, nullptr, x, x, f, f, N, C, pass, test_stream());
         });
     };
     CHECK(contains(layernorm_gradient(24, 16, QuantizePass::train), "N=24"));
@@ -170,8 +169,8 @@ TEST_CASE("quantizing norms refuse unsupported arguments") {
     CHECK(contains(layernorm_gradient(16, 16, QuantizePass::replay), "runs once"));
     const auto rmsnorm_gradient = [&](float* dweight, int C, QuantizePass pass) {
         return error_of([&] {
-            norm_backward_fp8<e4m3>({x}, {dweight, nullptr, f}, to.both(), nullptr, x, nullptr, x, x, nullptr, f, 16, C,
-                                    pass, test_stream());
+            norm_backward_fp8({x}, {dweight, nullptr, f}, gradient.both(), nullptr, x, nullptr, x, x, nullptr, f, 16, C,
+                              pass, test_stream());
         });
     };
     CHECK(rmsnorm_gradient(f, 16, QuantizePass::train) == "");

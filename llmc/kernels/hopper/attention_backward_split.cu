@@ -457,8 +457,8 @@ LLMC_DEVICE void add_tiles(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64
 }
 
 // Quantizes a warpgroup's gradients, and writes the codes. `sums` are those that round_rows() wrote.
-template <Own own, int HD, class F8>
-LLMC_DEVICE void store_codes(SplitShared<own, HD>& shared, int row_stage, const attention::Gradients<F8>& to,
+template <Own own, int HD>
+LLMC_DEVICE void store_codes(SplitShared<own, HD>& shared, int row_stage, const attention::Gradients<e5m2>& to,
                              float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][32], float scale,
                              const SplitShape& shape, int first_token, const WorkItem& item) {
     constexpr int gradients = SplitTiles<own, HD>::gradients;
@@ -471,8 +471,8 @@ LLMC_DEVICE void store_codes(SplitShared<own, HD>& shared, int row_stage, const 
     warpgroup_barrier(warpgroup);  // all are done with their rows
     LLMC_UNROLL
     for (int i = 0; i < gradients; i++)
-        quantize_fragments<F8, HD>(shared.codes(row_stage, i, warpgroup), tally, sums[i], scale, first_row, shape.T,
-                                   to.pass);
+        quantize_fragments<e5m2, HD>(shared.codes(row_stage, i, warpgroup), tally, sums[i], scale, first_row, shape.T,
+                                     to.pass);
     warpgroup_barrier(warpgroup);
     LLMC_UNROLL
     for (int i = 0; i < gradients; i++) {
@@ -531,7 +531,7 @@ LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradient
         __syncwarp();
         if constexpr (kFp8) {
             if (lane == 0 && to.parts) arrive(shared.out_full);
-            store_codes<own, HD, Out>(shared, rows_at.stage, to, sums, code_scale, shape, walk.first_row, item);
+            store_codes<own, HD>(shared, rows_at.stage, to, sums, code_scale, shape, walk.first_row, item);
             fence_async_proxy();  // codes were written where TMA writes next
             release_rows();
             out_at.advance();
@@ -640,8 +640,7 @@ void attention_backward_split(const attention::Gradients<Out>& to, float* delta,
     launch_split<Own::keys>(to, delta, inputs, B, T, heads, tickets, stream);
 }
 
-LLMC_INSTANTIATE(attention_backward_split<bf16>);
-LLMC_INSTANTIATE_BOTH(attention_backward_split, e4m3, e5m2);
+LLMC_INSTANTIATE_BOTH(attention_backward_split, bf16, e5m2);
 
 }  // namespace hopper
 }  // namespace llmc

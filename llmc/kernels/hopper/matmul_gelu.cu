@@ -643,6 +643,5 @@ void multiply_gelu_backward(const Quantized<T>&, const BiasGradient&, const Code
 
 namespace llmc::hopper {
 LLMC_INSTANTIATE_BOTH(multiply_gelu_forward, e4m3, bf16);
-LLMC_INSTANTIATE_BOTH(multiply_gelu_backward, e4m3, e5m2);
-LLMC_INSTANTIATE(multiply_gelu_backward<bf16>);
+LLMC_INSTANTIATE_BOTH(multiply_gelu_backward, e5m2, bf16);
 }  // namespace llmc::hopper

@@ -47,7 +47,7 @@ void multiply_gelu_forward(const Quantized<T>& out, bf16* h, const Codes<T>& x, 
                            stream_t stream);
 
 // dout (N, K), weight transposed (F, K), but (K, F) in BF16, h (N, F). bias.dbias (F) must be given, with
-// quantize_scratch(N, F) floats. T = e4m3, e5m2 or bf16. Neither layout of `dh` may overlap dout.
+// quantize_scratch(N, F) floats. T = e5m2 or bf16. Neither layout of `dh` may overlap dout.
 template <class T>
 void multiply_gelu_backward(const Quantized<T>& dh, const BiasGradient& bias, const Codes<T>& dout,
                             const Codes<WeightOf<T>>& weight, const bf16* h, int N, int K, int F, QuantizePass pass,

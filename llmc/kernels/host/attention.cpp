@@ -665,7 +665,7 @@ void attention_max_logits(const Grid& grid, float* maxima, const Real* qkv, int 
     LLMC_INSTANTIATE(attention_query_gradient_fp32<HD>); \
     LLMC_INSTANTIATE(attention_max_logits<bf16, HD>);    \
     LLMC_INSTANTIATE(attention_max_logits<float, HD>);   \
-    LLMC_INSTANTIATE_GRADIENTS(HD, bf16) LLMC_INSTANTIATE_GRADIENTS(HD, e4m3) LLMC_INSTANTIATE_GRADIENTS(HD, e5m2)
+    LLMC_INSTANTIATE_GRADIENTS(HD, bf16) LLMC_INSTANTIATE_GRADIENTS(HD, e5m2)
 LLMC_FOR_HEAD_DIMENSIONS(LLMC_INSTANTIATE_HEAD)
 #undef LLMC_INSTANTIATE_HEAD
 #undef LLMC_INSTANTIATE_GRADIENTS

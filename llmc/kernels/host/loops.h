@@ -60,8 +60,8 @@ void norm_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state,
 template <bool kLayer, int kGroup, class Real>
 void norm_backward(const Grid&, Real* dinp, const Real* dresidual, float* parts, const Real* dout, const Real* inp,
                    const Real* weight, const float* mean, const float* rstd, int N, int C);
-template <bool kLayer, class F8>
-void norm_backward_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, float* bias_parts, bf16* dinp,
+template <bool kLayer>
+void norm_backward_fp8(const Grid&, e5m2* row, e5m2* transposed, Fp8State* state, float* bias_parts, bf16* dinp,
                        const bf16* dresidual, float* parts, const bf16* dout, const bf16* inp, const bf16* weight,
                        const float* mean, const float* rstd, int N, int C, int tile_rows, int stride,
                        QuantizePass pass);

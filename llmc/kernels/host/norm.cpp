@@ -200,8 +200,8 @@ void norm_backward(const Grid& grid, Real* dinp, const Real* dresidual, float* p
     }
 }
 
-template <bool kLayer, class F8>
-void norm_backward_fp8(const Grid& grid, F8* row, F8* transposed, Fp8State* state, float* bias_parts, bf16* dinp,
+template <bool kLayer>
+void norm_backward_fp8(const Grid& grid, e5m2* row, e5m2* transposed, Fp8State* state, float* bias_parts, bf16* dinp,
                        const bf16* dresidual, float* parts, const bf16* dout, const bf16* inp, const bf16* weight,
                        const float* mean, const float* rstd, int N, int C, int tile_rows, int, QuantizePass pass) {
     const int blocks = static_cast<int>(grid.grid.x);
@@ -223,9 +223,9 @@ void norm_backward_fp8(const Grid& grid, F8* row, F8* transposed, Fp8State* stat
                 }
             }
             const size_t pitch = static_cast<size_t>(C);
-            quantize_rows<F8>({row ? row + static_cast<size_t>(first) * pitch : nullptr, pitch,
-                               transposed ? transposed + first : nullptr, static_cast<size_t>(N)},
-                              tally, d[0], d.pitch, rows, C, state->scale, pass);
+            quantize_rows<e5m2>({row ? row + static_cast<size_t>(first) * pitch : nullptr, pitch,
+                                 transposed ? transposed + first : nullptr, static_cast<size_t>(N)},
+                                tally, d[0], d.pitch, rows, C, state->scale, pass);
         });
         commit(state, tally, block == 0 ? static_cast<size_t>(N) * C : 0, pass);
         store_parts<kLayer>(parts, block, sums[0], sums[1], C);
@@ -242,8 +242,7 @@ void norm_backward_fp8(const Grid& grid, F8* row, F8* transposed, Fp8State* stat
     LLMC_INSTANTIATE(norm_backward<kLayer, 1, bf16>);  \
     LLMC_INSTANTIATE(norm_backward<kLayer, 4, float>); \
     LLMC_INSTANTIATE(norm_backward<kLayer, 4, bf16>);  \
-    LLMC_INSTANTIATE(norm_backward_fp8<kLayer, e4m3>); \
-    LLMC_INSTANTIATE(norm_backward_fp8<kLayer, e5m2>);
+    LLMC_INSTANTIATE(norm_backward_fp8<kLayer>);
 LLMC_INSTANTIATE_NORM(true)
 LLMC_INSTANTIATE_NORM(false)
 #undef LLMC_INSTANTIATE_NORM

@@ -211,14 +211,11 @@ void quantize_tile(const Grid&, F8* row, F8* transposed, float* parts, Fp8State*
     quantize_tiles<F8>({row, transposed, parts, state, N, C, pass},
                        [=](size_t r, size_t c) { return values_at(producer, r, c, static_cast<size_t>(C)); });
 }
-#define LLMC_INSTANTIATE_PRODUCERS(F8)                                    \
-    LLMC_INSTANTIATE(quantize_tile<F8, Bf16Values>);                      \
-    LLMC_INSTANTIATE(quantize_tile<F8, ActivationGradientValues<Gelu>>);  \
-    LLMC_INSTANTIATE(quantize_tile<F8, ActivationGradientValues<Relu2>>); \
-    LLMC_INSTANTIATE(quantize_tile<F8, SwigluGradientValues>);
-LLMC_INSTANTIATE_PRODUCERS(e4m3)
-LLMC_INSTANTIATE_PRODUCERS(e5m2)
-#undef LLMC_INSTANTIATE_PRODUCERS
+LLMC_INSTANTIATE(quantize_tile<e4m3, Bf16Values>);
+LLMC_INSTANTIATE(quantize_tile<e5m2, Bf16Values>);
+LLMC_INSTANTIATE(quantize_tile<e5m2, ActivationGradientValues<Gelu>>);
+LLMC_INSTANTIATE(quantize_tile<e5m2, ActivationGradientValues<Relu2>>);
+LLMC_INSTANTIATE(quantize_tile<e5m2, SwigluGradientValues>);
 LLMC_INSTANTIATE(quantize_tile<e4m3, ActivationValues<Gelu>>);
 LLMC_INSTANTIATE(quantize_tile<e4m3, ActivationValues<Relu2>>);
 LLMC_INSTANTIATE(quantize_tile<e4m3, SwigluValues>);
