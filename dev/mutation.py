@@ -2,21 +2,22 @@
 """Removes the barriers and waits of the kernels one by one and checks that the tests notice.
 
 Each mutant drops one `__syncthreads();`, `__syncwarp();` or `bar_sync(...);`, or weakens one `cp_async_wait<N>()` to N
-+ 1, in llmc/kernels/ or llmc/device/warp.cuh. Then the tests that link the changed code run with GPU threads in
-ascending, descending and random order; if none fails, a ThreadSanitizer build runs too. An unnoticed mutant is an
-error, unless dev/mutation_accepted.txt names it with a reason (a barrier that turned out to be superfluous).
++ 1, in llmc/kernels/ or llmc/device/warp.cuh. Then the kernels' tests run with GPU threads in ascending, descending and
+random order; if none fails, a ThreadSanitizer build runs too. An unnoticed mutant is an error, unless
+dev/mutation_accepted.txt names it with a reason (a barrier that turned out to be superfluous).
 
     dev/mutation.py                       all mutants
     dev/mutation.py --only layernorm      those whose name contains "layernorm"
     dev/mutation.py --list                names only
 
-Exits with code 1 if a mutant goes unnoticed, and 2 if the tests fail without any mutation. Works in a copy of the
-sources; needs g++.
+Exits with code 1 if a mutant goes unnoticed, and 2 if the tests fail without any mutation. Works in copies of the
+sources.
 """
 import argparse
 import concurrent.futures
 import dataclasses
 import os
+import platform
 import re
 import shutil
 import signal
@@ -28,26 +29,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ACCEPTED = ROOT / "dev/mutation_accepted.txt"
-# Sources of the test programs: kernels and their specifications, which are linked where a test needs them, and others.
-LINKED_IF_USED = ("llmc/kernels/*.cu", "llmc/kernels/hopper/*.cu", "llmc/comm/reductions.cu", "llmc/fp8/scaling.cu",
-                  "llmc/optim/prepare_step.cu", "test/kernels/specifications/*.cpp")
-LINKED = ("llmc/base/text.cpp", "llmc/device/device_errors.cpp", "llmc/device/hopper.cu", "llmc/device/transfer.cpp",
-          "llmc/device/host/*.cpp", "llmc/kernels/host/*.cpp", "llmc/linear/matmul.cpp", "llmc/linear/*_host.cpp",
-          "llmc/optim/config.cpp", "dev/emulator/*.cpp", "test/main.cpp", "test/kernels/check_specifications.cpp")
-# Not among them: the product's grid, which the emulator replaces, and specifications that need the model, other ranks or
-# matrix products; and the tests of such files.
-LEFT_OUT = ("grid.cpp", "collectives.cpp", "kernel_checks.cpp", "product_checks.cpp")
-NO_KERNEL_TESTS = ("check_specifications.cpp", "kernel_checks.cpp", "known_products.cpp", "trial.cpp")
-ORDERS = ("ascending", "descending", "random")
-COMMON = "-std=c++20 -I. -fopenmp -fno-math-errno -w -DLLMC_CUDA=0 -DLLMC_WITH_KERNELS -MMD"
-FLAGS = {"plain": "-O2", "tsan": "-O1 -g -fsanitize=thread"}
+# The program that emulates the kernels' threads. ThreadSanitizer's usual build has loops in their place.
+MAKE = {"plain": "test-cpu", "tsan": "test-cpu SANITIZE=thread TEST_LAUNCHERS='$(call with_kernels_in,$(CPU_DIR))'"}
+PROGRAM = {"plain": "build/cpu-native/test_cpu", "tsan": "build/cpu-native-thread/test_cpu"}
+# gcc 12's ThreadSanitizer cannot handle systems that randomise more than 28 bits of addresses.
+PREFIX = {"plain": "", "tsan": f"setarch {platform.machine()} -R"}
+LIMIT = {"plain": 300, "tsan": 3600}  # seconds that the tests may take, because a lost barrier may hang them
+ORDERS = {"plain": ("ascending", "descending", "random"), "tsan": ("ascending",)}
+TESTS = "--source-file='*test/kernels/*,*test/device/warp.cu' --test-suite-exclude=soak,once"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TSAN_OPTIONS": "halt_on_error=1 exitcode=66 atexit_sleep_ms=0"}
 STATEMENT = re.compile(r"__syncthreads\(\);|__syncwarp\([^;]*\);|\bbar_sync\([^;{]*\);|\bcp_async_wait<([^>]*)>\(\)")
-
-
-def libraries():
-    folders = list(Path("/usr/lib").glob("*/openblas-openmp"))
-    return f"-L{folders[0]} -Wl,-rpath,{folders[0]} -lopenblas -lcrypto -lpthread" if folders else "-lopenblas -lcrypto -lpthread"
 
 
 # ---- mutants -----------------------------------------------------------------------------------------------------------
@@ -112,7 +103,7 @@ def accepted_mutants():
 
 # ---- building and running ----------------------------------------------------------------------------------------------
 
-def shell(command, cwd, environment=None, timeout=900):
+def shell(command, cwd, environment=None, timeout=1800):
     """Runs a command; returns its exit code and output. On a timeout it is killed with all its children; the code is
     then 124.
     """
@@ -132,117 +123,60 @@ class BuildError(Exception):
     pass
 
 
-class Build:
-    """The objects of the unmutated sources in one configuration, and for each test program the objects it consists of.
-    """
-
-    def __init__(self, tree, kind, jobs):
-        self.tree, self.kind, self.folder = tree, kind, tree / "build" / kind
-        self.folder.mkdir(parents=True)
-
-        def found(patterns):
-            return sorted(str(p.relative_to(tree)) for pattern in patterns for p in tree.glob(pattern)
-                          if p.name not in LEFT_OUT)
-
-        parts, base = found(LINKED_IF_USED), found(LINKED)
-        self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")
-                            if p.name not in NO_KERNEL_TESTS) + ["test/device/warp.cu"]
-        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            self.object = dict(pool.map(lambda s: (s, self.compile(tree, s, self.folder)), parts + base + self.tests))
-        self.base = [self.object[s] for s in base]
-        self.archive = self.folder / "kernels.a"
-        self.must(f"ar rcs {self.archive} {' '.join(str(self.object[s]) for s in parts)}")
-        self.parts = {test: self.link(test, self.folder / f"{Path(test).stem}.test") for test in self.tests}
-
-    def must(self, command, tree=None):
-        code, output = shell(command, tree or self.tree)
-        if code:
-            raise BuildError(f"{command}\n{output[-3000:]}")
-        return output
-
-    def compile(self, tree, source, folder):
-        target = folder / (source.replace("/", "_") + ".o")
-        self.must(f"g++ {FLAGS[self.kind]} {COMMON} -x c++ -c {source} -o {target}", tree)
-        return target
-
-    def link(self, test, program, replaced=None):
-        """Links a test and returns its sources. `replaced` objects, by source, come first."""
-        replaced = replaced or {}
-        objects = [replaced.get(test, self.object[test])] + [o for s, o in replaced.items() if s != test] + self.base
-        output = self.must(f"g++ {FLAGS[self.kind]} -fopenmp {' '.join(map(str, objects))} {self.archive} -Wl,-t,-t "
-                           f"-o {program} {libraries()}")
-        return {test} | {s for s, o in self.object.items() if o.name in output}
-
-    def users(self, path):
-        """The sources that include this file, directly or not."""
-        def includes(source):
-            dependencies = self.object[source].with_suffix(".d").read_text().replace("\\\n", " ").split()
-            return source == path or path in dependencies
-        if path == "llmc/device/warp.cuh":
-            return ["test/device/warp.cu"]  # nearly every test includes it, so only its own test runs
-        return [s for s in self.object if includes(s)]
+def build(tree, kind, jobs=1):
+    code, output = shell(f"make -s -j{jobs} {MAKE[kind]}", tree)
+    if code:
+        raise BuildError(f"make {MAKE[kind]}\n{output[-3000:]}")
 
 
-def failed(program, tree, order):
-    code, output = shell(f"exec {program}", tree, {"LLMC_ORDER": order}, timeout=300)
+def failed(tree, kind, order):
+    program, = tree.glob(PROGRAM[kind])
+    code, output = shell(f"exec {PREFIX[kind]} {program} --no-colors --abort-after=1 {TESTS}", tree,
+                         {"LLMC_ORDER": order}, LIMIT[kind])
     return code != 0, output
 
 
 class Workplace:
-    """Copies of the tree: one for the unmutated builds, and one per job."""
+    """Copies of the tree with its builds: the original, and one per job. A kind of build is made once it is needed."""
 
     def __init__(self, folder, jobs):
-        self.jobs, self.lock, self.builds = jobs, threading.Lock(), {}
+        self.jobs, self.lock, self.kinds = jobs, threading.Lock(), set()
         self.folder, self.original = folder, folder / "original"
-        for tree in [self.original] + [folder / f"job{i}" for i in range(jobs)]:
-            for part in ("llmc", "test", "dev/emulator"):
-                shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("fixtures"))
+        for part in ("llmc", "test", "dev"):
+            shutil.copytree(ROOT / part, self.original / part)
+        for name in ("Makefile", "train_gpt.cu"):
+            shutil.copy2(ROOT / name, self.original / name)
+        self.prepare("plain")
+        for i in range(jobs):
+            shutil.copytree(self.original, folder / f"job{i}")
 
-    def build(self, kind):
-        with self.lock:  # the first caller builds it; every test must pass
-            if kind not in self.builds:
-                print(f"building the {kind} tests ...", flush=True)
-                build = Build(self.original, kind, self.jobs)
-                for test in build.tests:
-                    for order in ORDERS if kind == "plain" else ORDERS[:1]:
-                        bad, output = failed(build.folder / f"{Path(test).stem}.test", self.original, order)
-                        if bad:
-                            raise BuildError(f"{test} fails without a mutation ({kind}, {order}):\n{output[-3000:]}")
-                self.builds[kind] = build
-            return self.builds[kind]
+    def prepare(self, kind):
+        with self.lock:  # every test must pass without a mutation
+            if kind in self.kinds:
+                return
+            print(f"building the {kind} tests ...", flush=True)
+            build(self.original, kind, self.jobs)
+            for order in ORDERS[kind]:
+                bad, output = failed(self.original, kind, order)
+                if bad:
+                    raise BuildError(f"the tests fail without a mutation ({kind}, {order}):\n{output[-3000:]}")
+            self.kinds.add(kind)
 
     def detectors(self, mutant, job):
         """The detectors that notice the mutant."""
         tree = self.folder / f"job{job}"
         (tree / mutant.source).write_text(mutant.text)
         try:
-            seen = self.run_tests(mutant, tree, "plain", ORDERS)
-            return seen or self.run_tests(mutant, tree, "tsan", ORDERS[:1])
+            return self.run_tests(tree, "plain") or self.run_tests(tree, "tsan")
         finally:
             (tree / mutant.source).write_text((self.original / mutant.source).read_text())
 
-    def run_tests(self, mutant, tree, kind, orders):
-        build = self.build(kind)
-        folder = tree / "build" / kind
-        folder.mkdir(parents=True, exist_ok=True)
-        changed = {s: build.compile(tree, s, folder) for s in build.users(mutant.source)}
-        if not changed:
-            raise BuildError(f"{mutant.source} is compiled into nothing")
-        seen, ran = [], False
-        for test in build.tests:
-            mine = {s: o for s, o in changed.items() if s in build.parts[test]}
-            if not mine:
-                continue
-            ran = True
-            program = folder / "mutant.test"
-            build.link(test, program, mine)
-            for order in orders:
-                name = order if kind == "plain" else kind
-                if name not in seen and failed(program, tree, order)[0]:
-                    seen.append(name)
-        if not ran:
-            raise BuildError(f"no test in test/kernels/ uses {mutant.source}")
-        return seen
+    def run_tests(self, tree, kind):
+        self.prepare(kind)
+        if not any(tree.glob(PROGRAM[kind])):
+            shutil.copytree(self.original / "build", tree / "build", dirs_exist_ok=True)
+        build(tree, kind)
+        return [order if kind == "plain" else kind for order in ORDERS[kind] if failed(tree, kind, order)[0]]
 
 
 # ---- the table ---------------------------------------------------------------------------------------------------------
@@ -274,9 +208,8 @@ def main():
     for name in sorted(stale):
         print(f"dev/mutation_accepted.txt: there is no {name}")
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        place = Workplace(Path(folder), arguments.jobs)
         try:
-            place.build("plain")
+            place = Workplace(Path(folder), arguments.jobs)
             free = list(range(arguments.jobs))
 
             def one(mutant):

@@ -14,4 +14,5 @@ queue stage "virtual GPU: check_card" unittest python3 test/end_to_end/test_chec
 queue stage "virtual GPU: programs" unittest .venv/bin/python dev/virtual_gpu/test/test_programs.py
 queue stage "virtual GPU: contracts" doctest $virtual/test_virtual_gpu --no-colors
 queue stage "virtual GPU: table of counts" unittest python3 dev/virtual_gpu/test/test_kernel_counts.py
+queue stage "virtual GPU: names in mutation" unittest python3 dev/virtual_gpu/test/test_mutation.py
 queue stage "virtual GPU: counts of kernels" check python3 dev/virtual_gpu/kernel_counts.py --check

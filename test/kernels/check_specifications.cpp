@@ -1,6 +1,7 @@
 // Runs specifications one after the other (specifications.h).
 #include "test/kernels/check_specifications.h"
 
+#include <cstdio>
 #include <cstdlib>
 
 namespace llmc::test {
@@ -21,6 +22,10 @@ private:
     const size_t usual_ = GuardedMemory::zone();
 };
 
+const char* const chosen_one = std::getenv("LLMC_SPECIFICATION");
+const std::string only = chosen_one ? chosen_one : "";
+bool found = false;  // that one
+
 }  // namespace
 
 void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const std::string& name)) {
@@ -28,12 +33,16 @@ void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const
     const Zones zones;
     check::Items items;
     add_tests(items);
-    const char* const only = std::getenv("LLMC_SPECIFICATION");
     for (const CheckItem& item : items) {
-        if ((chosen && !chosen(item.name)) || (only && item.name != only)) continue;
+        if (chosen && !chosen(item.name)) continue;
+        if (only == "list") std::puts(item.name.c_str());
+        if (!only.empty() && item.name != only) continue;
+        found = true;
         CAPTURE(item.name);
         CHECK(item.run(test_stream()) == "");
     }
 }
+
+bool specification_is_missing() { return !only.empty() && only != "list" && !found; }
 
 }  // namespace llmc::test

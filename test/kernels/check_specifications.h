@@ -12,8 +12,10 @@
 
 namespace llmc::test {
 
-// Those whose names `chosen` accepts. LLMC_SPECIFICATION=NAME: of these, the one of that name.
+// Those whose names `chosen` accepts. LLMC_SPECIFICATION=NAME: of these, the one of that name; =list: prints the names.
 void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const std::string& name) = nullptr);
+// True if no test had the specification that LLMC_SPECIFICATION asks for.
+bool specification_is_missing();
 
 template <class Real>
 bool all_nan(const std::vector<Real>& values, size_t begin, size_t end) {
