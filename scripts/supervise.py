@@ -338,12 +338,15 @@ class Supervisor:
         what, state = f"the numbers diverged in steps {first} to {last}", self.state
         if state.rewinds == MOST_REWINDS:
             return "stop", f"{what}, after {MOST_REWINDS} rewinds"
-        good = [step for step in self.files.checkpoints() if step < first and step != state.rewind.get("to")]
+        before, good = state.rewind.get("to", 0), [step for step in self.files.checkpoints() if step < first]
+        good = [step for step in good if step != before]
         if not good:
             return "stop", f"{what}, and there is no checkpoint to go back to"
+        # The data of this life was ahead of its steps by the last skip. Only checkpoints after that rewind know it.
+        skip = last - good[-1] + (state.rewind["skip"] if good[-1] < before else 0)
         state.rewinds += 1
-        state.rewind = {"to": good[-1], "skip": last - good[-1], "resumes": len(self.files.resumes())}
-        return "rewind", f"{what}; back to step {good[-1]}, without the data of the {last - good[-1]} steps after it"
+        state.rewind = {"to": good[-1], "skip": skip, "resumes": len(self.files.resumes())}
+        return "rewind", f"{what}; back to step {good[-1]}, without the data of the {skip} steps after it"
 
     def decide(self, code, lines, step, made_progress):
         """(action, reason) after a life."""

@@ -236,6 +236,28 @@ class BadNumbers(Supervising):
         self.assertEqual(run_.lives[3]["flags"][2:], ["--skip-data", str(run_.lives[1]["state"]["rewind"]["skip"])])
         self.check_order(run_, whole_run(*LONG, "--max-steps", "150"), 1)
 
+    def diverging_life(self, run_, checkpoints, bad, last):
+        """The shell commands of a stand-in for a life of the run: it saves, and its steps from `bad` to `last` diverge."""
+        records = new_path("records")
+        with open(records, "w", encoding="utf-8") as file:
+            for step in range(901, last + 1):
+                file.write(f'{{"step":{step},"loss":1.0' + (',"nonfinite":{"norm":"nan"}' if step >= bad else "") + "}\n")
+        saved = "".join(f"mkdir -p {path}; touch {path}/manifest.json; " for path in (
+            run_.file(f"checkpoints/step_{step:08}") for step in checkpoints))
+        return f"{saved}cp {records} {run_.file('metrics.jsonl')}; exit {NUMBERS}"
+
+    def test_a_second_rewind_leaves_out_the_data_of_both(self):
+        """The second life begins with the data of step 1101, so in its step 1050 it is at what was that of step 1150.
+        A checkpoint of that life knows this."""
+        for saved, flags in (([], ["--rewind", "1", "--skip-data", "250"]), ([1010], ["--skip-data", "40"])):
+            run_ = Supervised()
+            self.ended(run_.supervise(self, program=[script(f"""case $SUPERVISE_LIFE in
+                1) {self.diverging_life(run_, [900, 1000], 1090, 1100)} ;;
+                2) {self.diverging_life(run_, saved, 1040, 1050)} ;;
+                esac""")]))
+            self.assertEqual(run_.did, [(NUMBERS, "rewind")] * 2 + [(0, "done")])
+            self.assertEqual([life["flags"][2:] for life in run_.lives[1:]], [["--skip-data", "100"], flags])
+
     def test_it_gives_up_after_two_rewinds(self):
         run_ = Supervised()
         result = self.ended(run_.supervise(self, *self.flags(*BAD)), NUMBERS)
