@@ -32,8 +32,18 @@ from runs import RunError, is_going_on, printable, read_info, read_object, read_
 SCRIPTS = os.path.dirname(os.path.abspath(__file__))
 OK, FAILURE, NUMBERS, COMMUNICATION, STOPPED, NOT_FOUND = 0, 1, 6, 7, 75, 127  # llmc/base/error.h; the shell's
 LAUNCHERS = ("mpirun", "mpiexec", "run_mpirun.sh", "srun")  # they pass SIGUSR1 on
-HOSTS = ("--host", "-host", "--hosts")
-RANKS = ("-np", "--np", "--ranks")
+HOSTS = ("--host", "-host", "-H", "--hosts", "-hosts")
+RANKS = ("-np", "--np", "-n", "--n", "-c", "--ranks")
+# Options of mpirun and mpiexec (Open MPI's and MPICH's) that have two values or none. All others have one.
+TWO_VALUES = {"mca", "gmca", "omca", "pmca", "prtemca", "pmixmca", "env", "genv"}
+NO_VALUE = {
+    "allow-run-as-root", "bind-to-core", "bind-to-none", "bind-to-socket", "bycore", "bynode", "byslot", "bysocket",
+    "continuous", "debug-daemons", "disable-auto-cleanup", "disable-hostname-propagation", "disable-recovery",
+    "display-allocation", "display-map", "display-topo", "do-not-launch", "do-not-resolve", "enable-recovery",
+    "envall", "envnone", "genvall", "genvnone", "get-stack-traces", "index-argv-by-rank", "info", "l",
+    "leave-session-attached", "merge-stderr-to-stdout", "nolocal", "nooversubscribe", "noprefix", "novm", "oversubscribe",
+    "pernode", "prepend-rank", "print-all-exitcodes", "q", "quiet", "report-bindings", "s", "tag-output",
+    "timestamp-output", "use-hwthread-cpus", "v", "verbose", "xml"}
 ONCE = ("--overwrite", "--rewind", "--skip-data", "--new-data")  # flags that every life would repeat
 MOST_REWINDS = 2
 LONGEST_WAIT = 900  # seconds before a restart
@@ -62,6 +72,7 @@ class Command:
     def __init__(self, words):
         self.words = words
         self.launcher = next((i for i, word in enumerate(words) if os.path.basename(word) in LAUNCHERS), None)
+        self.program = self.find_program()
         self.out = self.value("-o", "--out")
         if not self.out:
             raise ValueError("COMMAND needs --out DIR: a run without it saves nothing to restart from")
@@ -82,13 +93,29 @@ class Command:
     def launched_by(self, *names):
         return self.launcher is not None and os.path.basename(self.words[self.launcher]) in names
 
-    def value(self, *names):
+    def find_program(self):
+        """The place of the first word after the launcher's options. Some of these have the names of train_gpt's flags."""
+        if self.launcher is None:
+            return 0
+        if self.launched_by("run_mpirun.sh"):
+            return self.words.index("--") if "--" in self.words else len(self.words)
+        place = self.launcher + 1
+        while place < len(self.words) and self.words[place].startswith("-"):
+            name, equals, _ = self.words[place].lstrip("-").partition("=")
+            values = 0 if equals or name in NO_VALUE else 2 if name in TWO_VALUES else 1
+            for word in self.words[place + 1:place + 1 + values]:  # an unknown option may have no value
+                if os.path.basename(word).startswith("train_gpt"):
+                    return self.words.index(word, place)
+            place += 1 + values
+        return place
+
+    def value(self, *names, words=None):
         """The value of a flag, the last one if it is repeated, or None."""
-        found = None
-        for i, word in enumerate(self.words):
+        found, words = None, self.words if words is None else words
+        for i, word in enumerate(words):
             name, equals, value = word.partition("=")
-            if name in names and (equals or i + 1 < len(self.words)):
-                found = value if equals else self.words[i + 1]
+            if name in names and (equals or i + 1 < len(words)):
+                found = value if equals else words[i + 1]
         return found
 
     def without(self, left_out):
@@ -99,13 +126,17 @@ class Command:
             wanted = int((self.value("--nodes") or str(nodes)).split("-")[0])
             words.insert(self.launcher + 1, "--exclude=" + ",".join(left_out))
             return words if nodes - len(left_out) >= wanted else None
-        hosts = (self.value(*HOSTS) or "").split(",")
+        if self.launcher is None:
+            return None
+        options = words[self.launcher + 1:self.program]
+        hosts = (self.value(*HOSTS, words=options) or "").split(",")
         kept = [host for host in hosts if host.partition(":")[0] not in left_out]
-        if self.launcher is None or not kept or len(kept) == len(hosts):
+        if not kept or len(kept) == len(hosts):
             return None
         slots = sum(int(host.partition(":")[2] or 1) for host in kept)
-        for names, new in ((HOSTS, ",".join(kept)), (RANKS, str(min(slots, int(self.value(*RANKS) or slots))))):
-            for i, word in enumerate(words):
+        ranks = min(slots, int(self.value(*RANKS, words=options) or slots))
+        for names, new in ((HOSTS, ",".join(kept)), (RANKS, str(ranks))):
+            for i, word in enumerate(options, self.launcher + 1):
                 if word in names:
                     words[i + 1] = new
                 elif word.partition("=")[0] in names:

@@ -16,6 +16,9 @@ from trainer import (DATA, FAILURE, FLAGS, NUMBERS, PROGRAM, ROOT, STOPPED, Case
                      write_shard)
 
 SCRIPT = os.path.join(ROOT, "scripts", "supervise.py")
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+from supervise import Command  # noqa: E402
+
 # --keep 3,5: no checkpoint is left out because the one before is still being written.
 LONG = ["--max-steps", "100", "-n", "5", "--keep", "3,5", "--val-every", "0"]
 BAD = [2438, 2836, 3632]  # sequences that the run reaches once its loss is low, one after the other
@@ -306,6 +309,28 @@ class Hosts(Case):
         self.assertEqual(run_.lives[-1]["state"]["left_out"], ["b"])
         started, _ = self.commands("srun", "*--exclude=b*", ["--nodes=2"], **self.SRUN, SLURM_JOB_NUM_NODES="3")
         self.assertEqual(started, ["--nodes=2"] * 2 + ["--exclude=b --nodes=2"])
+
+    def without_b(self, text):
+        """The command without host b, or None."""
+        words = Command([*text.split(), "-o", "runs/x"]).without(["b"])
+        return words and " ".join(words[:-2])
+
+    def test_the_number_of_ranks_in_every_spelling(self):
+        """Only the launcher's changes: -n of train_gpt, or of a program that starts it, is something else."""
+        for flag in ("-np", "--np", "-n", "--n", "-c"):
+            self.assertEqual(self.without_b(f"mpirun --host a:2,b:2,c:2 {flag} 6 ./train_gpt -n 100"),
+                             f"mpirun --host a:2,c:2 {flag} 4 ./train_gpt -n 100")
+        more = "--oversubscribe --mca btl self,tcp -x OMP_NUM_THREADS --map-by node"
+        for program in ("./train_gpt", "nice -n 19 ./train_gpt", "run.sh"):
+            for options, fewer in (("", ""), ("-n 6 ", "-n 4 "), ("-n=6 ", "-n=4 ")):
+                self.assertEqual(self.without_b(f"env A=1 mpirun -H a:2,b:2,c:2 {options}{more} {program} -n 5000 -c 0.1"),
+                                 f"env A=1 mpirun -H a:2,c:2 {fewer}{more} {program} -n 5000 -c 0.1")
+        self.assertEqual(self.without_b("mpiexec --host a,b --unknown train_gpt -n 5000"),
+                         "mpiexec --host a --unknown train_gpt -n 5000")
+        self.assertEqual(self.without_b("scripts/run_mpirun.sh --program ./train_gpt --hosts a:2,b:2 --ranks 4 -- -n 9"),
+                         "scripts/run_mpirun.sh --program ./train_gpt --hosts a:2 --ranks 2 -- -n 9")
+        for command in ("./train_gpt --host a,b", "mpirun -n 2 ./train_gpt --host a,b", "mpirun --host b ./train_gpt"):
+            self.assertIsNone(self.without_b(command))
 
     def test_without_a_host_to_spare(self):
         started, run_ = self.commands("srun", "never", ["--nodes=2"], **self.SRUN, SLURM_JOB_NUM_NODES="2")
