@@ -213,7 +213,7 @@ class Supervisor:
         os.makedirs(self.command.out, exist_ok=True)
         self.state = self.remembered()
         self.began = time.monotonic()
-        self.asked, self.process, self.follower = None, None, None
+        self.asked, self.process, self.follower, self.alerts = None, None, None, set()
         self.wake = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
@@ -280,11 +280,17 @@ class Supervisor:
         return follower
 
     def pass_on_alerts(self, lines):
-        """Prints what the follower prints. Its alerts are events."""
+        """Prints what the follower prints. Its alerts are events, each of them once: a follower that is started again
+        begins with those that an earlier one has printed."""
         for line in lines:
+            found = re.match(r"step (\d+): ", line)
+            if found and line in self.alerts:
+                continue
             print(line, end="", flush=True)
-            if self.args.on_event and (found := re.match(r"step (\d+): ", line)):
-                self.hook(self.args.on_event, "alert", line.strip(), step=int(found[1]))
+            if found:
+                self.alerts.add(line)
+                if self.args.on_event:
+                    self.hook(self.args.on_event, "alert", line.strip(), step=int(found[1]))
 
     def start_follower(self):
         if self.args.follow and (self.follower is None or self.follower.poll() is not None):

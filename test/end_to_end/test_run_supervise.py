@@ -183,18 +183,21 @@ class Lives(Supervising):
         log, run_ = new_path("events"), Supervised()
         event = "$SUPERVISE_EVENT $SUPERVISE_LIFE $SUPERVISE_EXIT_CODE $SUPERVISE_RUN"
         options = ["--on-event", f'echo "{event}" >> {log}',
-                   "--before-resume", f"echo before >> {log}; test $SUPERVISE_LIFE != 2", "--follow", "alert=loss>0"]
+                   "--before-resume", f"echo before >> {log}; test $SUPERVISE_LIFE != 2",
+                   "--follow", "alert=loss>0,loss<1e9 for 90"]
         result = self.ended(run_.supervise(self, *LONG, options=options, env={"LLMC_FAULT": "4000"}))
         self.assertEqual(run_.did[:2], [(FAILURE, "restart")] * 2)
         self.assertIn("--before-resume ended with exit code 1", run_.lives[1]["reason"])
         with open(log, encoding="utf-8") as file:
             lines = file.read().splitlines()
         alerts = [line for line in lines if line.startswith("alert ")]
-        self.assertRegex(alerts[0], rf"^alert \d+ 0 {re.escape(run_.path)}$")
+        self.assertEqual(len(alerts), 2, "one for each rule")
+        for line in alerts:
+            self.assertRegex(line, rf"^alert \d+ 0 {re.escape(run_.path)}$")
         lines = [line for line in lines if line not in alerts]
         self.assertEqual(lines[:4], [f"start 0 0 {run_.path}", "before", f"restart 1 1 {run_.path}", "before"])
         self.assertEqual(lines[-1], f"done {len(run_.lives)} 0 {run_.path}")
-        self.assertIn("step 1: loss>0: it is ", result.out)
+        self.assertEqual(re.findall(r"^step (\d+: \S+)", result.out, re.MULTILINE), ["1: loss>0:", "90: loss<1e9"])
         self.assertEqual(processes(f"follow.py {run_.path}"), [])
 
 
