@@ -40,6 +40,7 @@ queue stage "host: build" check make -s -j"$JOBS" "${host[@]}"
 queue stage "rules of the house" unittest python3 test/end_to_end/test_house.py
 queue stage "python: data preparation" unittest .venv/bin/python -m unittest discover -s test/data -p 'test_*.py'
 queue stage "python: scripts" unittest .venv/bin/python test/end_to_end/test_scripts.py
+queue stage "python: comparisons of runs" unittest .venv/bin/python test/end_to_end/test_comparing.py
 queue stage "python: reports on kernels" unittest .venv/bin/python test/end_to_end/test_check_kernels.py
 queue stage "python: broken records" unittest .venv/bin/python test/end_to_end/test_broken_records.py
 drain

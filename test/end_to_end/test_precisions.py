@@ -106,7 +106,7 @@ class FollowsBf16(unittest.TestCase):
 
 class Refused(unittest.TestCase):
     def test_refused(self):
-        """A run that differs in every way is refused for every reason. Each by itself: test_scripts.py."""
+        """A run that differs in every way is refused for every reason. Each by itself: test_comparing.py."""
         short = [*demo_corpus(), "--max-steps", "20", "--val-every", "10", "--val-batches", "2"]
         bf16 = FinishedRun(*short, "--precision", "bf16")
         other = FinishedRun(*short, "--precision", "fp8", "--fp8-layers", "none", "--seed", "2", "--lr", "1e-4")
