@@ -68,6 +68,16 @@ def losses(run, name):
     return dict(run.val.get(name, [])) | {step: math.nan for lost, step in run.val_lost if lost == name}
 
 
+def validation_sets(run):
+    """The names of its validation losses."""
+    return list(dict.fromkeys([*run.val, *sorted(name for name, _ in run.val_lost)]))
+
+
+def validation_text(points):
+    """The last of {step: loss}."""
+    return f"{loss_text(points[max(points)])} (step {max(points)})" if points else "-"
+
+
 def default_window(steps):
     """A tenth of the run, rounded to 1, 2 or 5 times a power of ten."""
     wanted = max(1.0, steps / 10)
@@ -89,7 +99,7 @@ class Comparison:
                       (precision == "fp8") != (reference.val_precision[step] == "fp8")]
         self.validations = []
         self.other_data = {}  # {name of a validation loss: first step at which the runs did not score the same}
-        for name in dict.fromkeys([*reference.val, *sorted(name for name, _ in reference.val_lost)]):
+        for name in validation_sets(reference):
             ours, theirs = losses(run, name), losses(reference, name)
             for step in sorted((ours.keys() & theirs.keys()) - set(self.mixed)):
                 if same(reference.val_hash.get((name, step)), run.val_hash.get((name, step))) is False:
@@ -224,9 +234,10 @@ def val_precision_text(run):
 
 def rows_of_a_run(run, last_steps):
     last = run.steps[-1] if run.steps else {}
-    val = run.val.get("val_loss") or next(iter(run.val.values()), [])
+    sets = validation_sets(run)
+    val = losses(run, "val_loss" if "val_loss" in sets else sets[0]) if sets else {}
     skipped, spikes = last.get("skipped", 0), sum("spike" in r for r in run.steps)
-    best = min(val, key=lambda point: point[1], default=None)
+    best = min((step for step in val if math.isfinite(val[step])), key=lambda step: (val[step], step), default=None)
     speed = median_speed(run.steps)
     return {
         "date": str(run.info.get("date", "-")),
@@ -236,8 +247,8 @@ def rows_of_a_run(run, last_steps):
         "tokens": f"{last.get('tokens', 0):,}",
         "training loss, last step": loss_text(last.get("loss")) if last else "-",
         "  mean of the last window": loss_text(mean([r["loss"] for r in run.steps[-last_steps:]])) if last else "-",
-        "validation loss, last": f"{loss_text(val[-1][1])} (step {val[-1][0]})" if val else "-",
-        "  best": f"{loss_text(best[1])} (step {best[0]})" if best else "-",
+        "validation loss, last": validation_text(val),
+        "  best": "-" if best is None else validation_text({best: val[best]}),
         "  computed in": val_precision_text(run),
         "tokens/s, median": "-" if speed is None else f"{speed:,.0f}",
         "matmuls per micro-step": products_text(run),
@@ -384,7 +395,8 @@ def facts_of(run):
     last = run.steps[-1] if run.steps else {}
     return {"name": run.name, "precision": run.config.get("precision"), "steps": last.get("step", 0),
             "tokens": last.get("tokens", 0), "loss": last.get("loss"), "tokens_per_s": median_speed(run.steps),
-            "validations": {name: dict(points) for name, points in run.val.items()}}
+            "validations": {name: {step: number(loss) for step, loss in sorted(losses(run, name).items())}
+                            for name in validation_sets(run)}}
 
 
 def facts_of_comparison(c, start):

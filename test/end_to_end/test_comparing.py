@@ -103,6 +103,16 @@ class Comparing(InDirectory):
         self.assertEqual(self.compare(self.a, b).returncode, 0)
         self.assert_failed(self.compare(self.a, b, "--max-gap", "50%"), "not finite")
 
+    def test_the_last_validation_of_a_run_that_diverged(self):
+        bad = dict(step=100, val_loss=None, nonfinite=dict(val_loss="nan"))
+        for validations, best in (([dict(step=0, val_loss=5.5547)], r"5.5547 \(step 0\)"), ([], "-"),
+                                  ([dict(step=50, val_loss=0.5), dict(step=60, val_loss=0.7)], r"0.5000 \(step 50\)")):
+            b = os.path.dirname(write_records(self, "b", [*validations, dict(step=99, loss=1.0), bad]))
+            result = self.compare(b, "--published", "llmc-124M")
+            self.assertRegex(result.stdout, rf"validation loss, last +not finite \(step 100\)\n  best +{best}\n")
+            found = json.loads(self.compare(b, "--published", "llmc-124M", "--json").stdout)["reference"]
+            self.assertEqual(found["validations"]["val_loss"]["100"], None)
+
     def test_other_weights(self):
         self.assert_failed(self.compare(self.a, write_run(self, "b", weights="v")), "b did not start with the weights of a")
 

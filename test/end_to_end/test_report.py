@@ -162,6 +162,11 @@ class Contents(unittest.TestCase):
         self.assertTrue(all([i for i, v in enumerate(row) if v is not None] == [column] for row in rows.values()))
         self.assertEqual(max(weights["cells"]["amax"]["h.0.qkv"]), 800)  # hundredths of log2 of 2^8
 
+    def test_the_last_validation_of_a_run_that_diverged(self):
+        page = text_of(make(write_records([dict(step=0, val_loss=5.5547), step(1), dict(step=1, val_loss=None)])))
+        self.assertRegex(page, r'validation loss, last</th><td>not finite \(step 1\)</td>')
+        self.assertIn("val_loss of step 1 is not finite", page)
+
     def test_warnings(self):
         records = [step(1), step(2, loss=None, nonfinite=dict(loss="nan"), skipped=1), step(3, skipped=1, spike=dict(loss=4.0)),
                    dict(step=3, fp8_fallback=[dict(layer="h.0.fc", tensor="x", reason="saturated", fraction=0.5)]),
