@@ -167,6 +167,11 @@ class Run:
                 f"{self.info.get('device', '')}")
 
     @property
+    def first_step(self):
+        """The first training step with a record. It is above 1 if the run continues a checkpoint of another directory."""
+        return self.steps[0]["step"] if self.steps else 1
+
+    @property
     def floor(self):
         """The entropy floor from the shards' sidecars, or None."""
         return find_floor(self.config)

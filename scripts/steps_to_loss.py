@@ -7,7 +7,8 @@ rate), and compare_runs.py for runs that should agree.
 
 The losses are those of the first run after an eighth, a quarter, a half and all of its steps, or the values of --loss.
 A run reaches a loss at its first validation at or below it, so --val-every sets the resolution. With several validation
-sets, it is the first that all runs have. Prints a table and draws the curves.
+sets, it is the first that all runs have. A run that continues a checkpoint of another directory lacks the steps before
+it, so if its first validation is below a loss already, the table says "or before". Prints a table and draws the curves.
 
 Exits with code 1 and a message if runs did not train or were not validated on the same data, or only some were
 validated in FP8, and with code 2 if there is nothing to compare.
@@ -17,15 +18,17 @@ import argparse
 import statistics
 import sys
 
-from compare_runs import Comparison, facts_of, loss_text, precision_text, print_json, print_table
+from compare_runs import Comparison, facts_of, loss_text, losses as losses_of, precision_text, print_json, print_table, \
+    validation_text
 from runs import RunError, continue_in_venv, next_to, print_notes, read_runs, start
 
 
 def validations(run):
-    """[(step, loss)] of the first validation set."""
-    points = [(step, loss) for step, loss in next(iter(run.val.values()), []) if loss is not None]
+    """[(step, loss)] of the first validation set, without losses that are not finite."""
+    points = next(iter(run.val.values()), [])
     if not points:
-        raise RunError(f"{run.name} has no validation losses (train with --val)")
+        raise RunError(f"{run.name} has no validation loss that is finite" if run.val_lost else
+                       f"{run.name} has no validation losses (train with --val)")
     return points
 
 
@@ -40,7 +43,7 @@ def put_common_set_first(runs):
 
 def losses_on_the_way(points):
     """The first run's losses at the last validations within an eighth, a quarter, a half and all of the steps, highest
-    first.
+    first. Validations before the first step do not count.
     """
     last = points[-1][0]
     until = [[loss for step, loss in points if 0 < step <= last / part] for part in (8, 4, 2, 1)]
@@ -50,6 +53,11 @@ def losses_on_the_way(points):
 def step_of(points, loss):
     """The first step with this loss or a lower one, or None."""
     return next((step for step, value in points if value <= loss), None)
+
+
+def or_before(run, loss):
+    """True if the run may have reached the loss before its first validation, because it lacks its first steps."""
+    return run.first_step > 1 and validations(run)[0][1] <= loss
 
 
 def facts(run):
@@ -62,14 +70,16 @@ def facts(run):
         "precision": precision_text(run),
         "steps": f"{run.steps[-1]['step']:,}" if run.steps else "-",
         "ms a step, median": f"{statistics.median(times):.1f}" if times else "-",
-        "validation loss, last": loss_text(validations(run)[-1][1]),
+        "validation loss, last": validation_text(losses_of(run, next(iter(run.val), ""))),
     }
 
 
-def reached_text(points, loss, reference):
-    step = step_of(points, loss)
+def reached_text(run, loss, reference):
+    step = step_of(validations(run), loss)
     if step is None:
         return "not reached"
+    if or_before(run, loss):
+        return f"{step:,} or before"
     return f"{step:,} ({step / reference:.2f} times)" if reference else f"{step:,}"
 
 
@@ -79,9 +89,8 @@ def print_report(runs, losses):
     print("\nSteps to a validation loss")
     rows = []
     for loss in losses:
-        reference = step_of(validations(runs[0]), loss)
-        rows.append((loss_text(loss), [reached_text(validations(run), loss, reference if i else None)
-                                       for i, run in enumerate(runs)]))
+        reference = None if or_before(runs[0], loss) else step_of(validations(runs[0]), loss)
+        rows.append((loss_text(loss), [reached_text(run, loss, reference if i else None) for i, run in enumerate(runs)]))
     print_table(heads, rows)
 
 
@@ -98,7 +107,8 @@ def draw(runs, losses, out):
         axes.plot(steps, [loss] * len(steps), color="#777777", linewidth=0.9, zorder=1)
         for i, (step, colour) in enumerate(zip(reached, plot.COLOURS * len(runs))):
             if step is not None:  # labels of other runs go below the curve, so that neighbours stay legible
-                axes.annotate(f"{step:,}", (step, loss), xytext=(0, 7 if i % 2 == 0 else -16), ha="center", color=colour,
+                text = f"{step:,}" + (" or before" if or_before(runs[i], loss) else "")
+                axes.annotate(text, (step, loss), xytext=(0, 7 if i % 2 == 0 else -16), ha="center", color=colour,
                               textcoords="offset points", fontsize=9,
                               bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8})
     axes.set_xlabel("optimizer step")
@@ -132,12 +142,15 @@ def main(argv=None):
         runs = read_runs(args.runs)
         print_notes(runs)
         put_common_set_first(runs)
-        losses = sorted(args.loss or losses_on_the_way(validations(runs[0])), reverse=True)
+        points = [validations(run) for run in runs]
+        losses = sorted(args.loss or losses_on_the_way(points[0]), reverse=True)
+        if not losses:
+            raise RunError(f"{runs[0].name} has no finite validation loss after step 0; name losses with --loss")
         reasons = list(failures(runs))
         if args.json:
             return print_json({"runs": [facts_of(run) for run in runs], "steps_to_loss": [
-                {"loss": loss, "steps": {run.name: step_of(validations(run), loss) for run in runs}} for loss in losses]},
-                reasons)
+                {"loss": loss, "steps": {run.name: step_of(validations(run), loss) for run in runs},
+                 "or_before": [run.name for run in runs if or_before(run, loss)]} for loss in losses]}, reasons)
         print_report(runs, losses)
     except RunError as error:
         print(f"steps_to_loss: {error}", file=sys.stderr)

@@ -296,7 +296,30 @@ class StepsToLoss(InDirectory):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             self.assertEqual(load("steps_to_loss").main([self.a, b, "--loss", "0.1", "--json"]), 0)
-        self.assertEqual(json.loads(out.getvalue())["steps_to_loss"], [{"loss": 0.1, "steps": {"a": None, "b": 30}}])
+        self.assertEqual(json.loads(out.getvalue())["steps_to_loss"], [{"loss": 0.1, "steps": {"a": None, "b": 30},
+                                                                    "or_before": []}])
+
+    def test_a_branch_that_reached_a_loss_before_its_first_validation(self):
+        """It lacks the steps before the checkpoint, so nobody knows when it reached a loss that it begins below."""
+        def branch(name, first_step):
+            records = [record for record in read_records(self.a) if record["step"] >= first_step]
+            return os.path.dirname(write_records(self, name, records))
+
+        later = branch("later", 21)  # of the losses 0.55, 0.275, 0.183 and 0.1375 it lacks the first two
+        self.assertEqual(self.reached(self.a, later, "--loss", "0.3", "--loss", "0.15"),
+                         {"0.3000": ["20", "30 or before"], "0.1500": ["40", "40 (1.00 times)"]})
+        self.assertEqual(self.reached(later, self.a, "--loss", "0.3"), {"0.3000": ["30 or before", "20"]})
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            load("steps_to_loss").main([self.a, later, "--loss", "0.3", "--json"])
+        self.assertEqual(json.loads(out.getvalue())["steps_to_loss"][0]["or_before"], ["later"])
+        self.assertEqual(self.reached(self.a, branch("lost", 1), "--loss", "0.9"), {"0.9000": ["10", "10 (1.00 times)"]})
+
+    def test_no_validation_after_step_0(self):
+        records = [dict(step=0, val_loss=5.5), dict(step=1, loss=5.0, ms=1.0), dict(step=1, val_loss=None)]
+        b = os.path.dirname(write_records(self, "b", records))
+        self.assertIn("steps_to_loss: b has no finite validation loss after step 0", self.reached(b, code=2))
+        self.assertEqual(self.reached(self.a, b, "--loss", "0.3"), {"0.3000": ["20", "not reached"]})
+        self.assertRegex(self.text, r"validation loss, last +0.1375 \(step 40\) +not finite \(step 1\)")
 
     def test_other_batches_fail(self):
         self.reached(self.a, write_run(self, "b", batch="other{step}"), code=1)
@@ -306,7 +329,7 @@ class StepsToLoss(InDirectory):
         """The order of the sets does not matter, and runs without a common set are not compared."""
         def run(name, **losses):
             return os.path.dirname(write_records(self, name, [
-                dict(step=10, loss=5.0, tokens=10), *(dict(step=10, **{key: value}) for key, value in losses.items())]))
+                dict(step=1, loss=5.0, tokens=10), *(dict(step=10, **{key: value}) for key, value in losses.items())]))
 
         first = run("first", val_loss_x=5.0, val_loss_y=4.0)
         rows = self.reached(first, run("other_order", val_loss_y=3.0, val_loss_x=5.5), "--loss", "5.0")
@@ -321,6 +344,8 @@ class StepsToLoss(InDirectory):
     def test_without_validations(self):
         b = os.path.dirname(write_records(self, "b", [dict(step=1, loss=1.0)]))
         self.assertIn("steps_to_loss: b has no validation losses (train with --val)", self.reached(self.a, b, code=2))
+        c = os.path.dirname(write_records(self, "c", [dict(step=1, loss=1.0), dict(step=1, val_loss=None)]))
+        self.assertIn("steps_to_loss: c has no validation loss that is finite", self.reached(self.a, c, code=2))
         self.assertIn("holds no metrics.jsonl", self.reached(self.directory, code=2))
 
 
