@@ -128,9 +128,27 @@ class Comparison:
         theirs, ours = (median_speed(pair[i] for pair in self.pairs[1:]) for i in (0, 1))
         return ours / theirs if ours and theirs else None
 
+    @property
+    def branch(self):
+        """The run of the two that continues a checkpoint of the other, or None. It has the same run_id, and begins later."""
+        first, last = sorted((self.reference, self.run), key=lambda run: run.first_step)
+        is_branch = same(first.info.get("run_id"), last.info.get("run_id")) and first.first_step < last.first_step
+        return last if is_branch else None
+
     def same_weights(self):
-        """True or False; None if it is unknown."""
-        return same(self.reference.info.get("weights_hash"), self.run.info.get("weights_hash"))
+        """True or False; None if it is unknown, or if the runs began at different steps of the same run."""
+        return None if self.branch else same(self.reference.info.get("weights_hash"), self.run.info.get("weights_hash"))
+
+    def weights_text(self):
+        if self.branch:
+            return f"{self.branch.name} continues step {self.branch.first_step - 1}"
+        return known_text(self.same_weights(), "the same", "DIFFERENT")
+
+    def why_other_weights(self):
+        for run in (self.run, self.reference):
+            if run.first_step > 1:
+                return f"the records of {run.name} begin at step {run.first_step}, because it continues another checkpoint"
+        return "--seed, the model or --init-from differ"
 
     def first_other(self, field):
         """The first step whose `field` differs, 0 if none does, or None if it is unknown."""
@@ -172,7 +190,7 @@ def failures(comparisons, runs, max_gap, start):
     for c in comparisons:
         if c.same_weights() is False:
             lines.append(f"{c.run.name} did not start with the weights of {c.reference.name} (weights_hash in run.json: "
-                         "--seed, the model or --init-from differ)")
+                         f"{c.why_other_weights()})")
         if c.first_other_batch():
             lines.append(f"{c.run.name} did not train on the batches of {c.reference.name}, from step "
                          f"{c.first_other_batch()} on (batch_hash: the data, --seed or the batch size differ)")
@@ -287,7 +305,7 @@ def rows_of_a_comparison(c, start):
         "gap, largest" + (f" from step {start}" if start else ""):
             f"{percent(worst.relative)} ({worst.place})" if worst else "-",
         "speed vs. reference": f"{ratio:.2f} times" if ratio else "-",
-        "weights at the start": known_text(c.same_weights(), "the same", "DIFFERENT"),
+        "weights at the start": c.weights_text(),
         "batches": per_step(c.first_other_batch()),
         "learning rates": per_step(c.first_other("lr")),
     }

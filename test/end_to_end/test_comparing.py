@@ -116,6 +116,25 @@ class Comparing(InDirectory):
     def test_other_weights(self):
         self.assert_failed(self.compare(self.a, write_run(self, "b", weights="v")), "b did not start with the weights of a")
 
+    def test_a_branch(self):
+        """A checkpoint that continues in another directory: the steps that both runs have can be compared."""
+        def branch(name, first_step, run_id, weights, factor=1):
+            run = write_run(self, name, factor=factor)
+            write_records(self, name, [record for record in read_records(run) if record["step"] >= first_step])
+            self.write(f"{name}/run.json", json.dumps(dict(run_id=run_id, weights_hash=weights)))
+            return run
+
+        whole, b, c = branch("whole", 1, "r", "w"), branch("b", 21, "r", "v"), branch("c", 21, "r", "u", 2)
+        for pair in ((whole, b), (b, whole)):
+            result = self.compare(*pair, "--max-gap", "0")
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            self.assertRegex(result.stdout, r"weights at the start +- +b continues step 20\n")
+            self.assertRegex(result.stdout, r"batches +- +the same, 20 steps\n")
+        self.assertIsNone(json.loads(self.compare(whole, b, "--json").stdout)["runs"][0]["same_weights"])
+        for pair in ((b, c), (branch("other", 1, "s", "w"), c)):
+            self.assert_failed(self.compare(*pair), "did not start with the weights of", "the records of c begin at step 21, "
+                               "because it continues another checkpoint")
+
     def test_other_batches(self):
         b = write_run(self, "b", batch="other{step}")
         self.assert_failed(self.compare(self.a, b), "b did not train on the batches of a", "from step 1 on")
