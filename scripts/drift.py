@@ -16,6 +16,7 @@ itself adds to the loss of FP8's last weights, as KL(BF16 || FP8) on at most 8 b
 
 import argparse
 import json
+import math
 import os
 import re
 import shlex
@@ -48,6 +49,8 @@ def parse(argv):
 def find_checkpoint(path, steps):
     """Returns the run directory, its run.json, the checkpoint to continue from, and its step."""
     path = os.path.normpath(path)
+    if not os.path.exists(path):
+        raise RunError(f"{path} does not exist; give a run directory or one of its checkpoints")
     place, given = os.path.split(path)
     is_checkpoint = os.path.basename(place) == "checkpoints"
     run = os.path.dirname(place) if is_checkpoint else path
@@ -94,14 +97,15 @@ def call(command, log):
 
 
 def evaluate(program, out, config, log):
-    """The losses of a run's last weights in BF16, by validation set."""
+    """The losses of a run's last weights in BF16, by validation set; NaN where they are not finite (null in the file)."""
     sets = [text for glob in config.get("val") or [] for text in ("--val", glob)]
-    if not sets:
+    if not sets or config.get("val-batches") == 0:
         return {}
     file = os.path.join(out, "eval.json")
     call([*program, "eval", "--from", out, *sets, "--batch", str(config["batch"]), "--seq", str(config["seq"]),
           "--val-batches", str(config.get("val-batches", -1)), "--out", file], log)
-    return {name: value for name, value in read_object(file).items() if name.startswith("val_loss")}
+    return {name: math.nan if value is None else value for name, value in read_object(file).items()
+            if name.startswith("val_loss")}
 
 
 def divergence(program, out, config, log):
@@ -117,6 +121,14 @@ def divergence(program, out, config, log):
           str(config["seq"]), "--val-batches", str(min(batches, 8) if batches > 0 else 8), "--against", "bf16", *layers,
           "--out", file], log)
     return read_object(file)["against_bf16"]
+
+
+def without_validations(config):
+    """Flags with which no validation counts. --plateau off would undo what it has lowered so far, and --val-every 0 is
+    refused with it.
+    """
+    never = "1000000000" if config.get("plateau", "off") != "off" else "0"
+    return ["--val-every", never, "--early-stop", "0"]
 
 
 def drift(a):
@@ -135,8 +147,8 @@ def drift(a):
         if os.path.exists(log):
             os.remove(log)
         call([*program, "--config", os.path.join(run, "run.json"), "--resume", checkpoint, "--out", place,
-              "--stop-after", str(step + a.steps), "--max-minutes", "0", "--val-every", "0", "--sample-every", "0",
-              "--checkpoint-every", "0", "--checkpoint-minutes", "0", *flags], log)
+              "--stop-after", str(step + a.steps), "--max-minutes", "0", *without_validations(config),
+              "--sample-every", "0", "--checkpoint-every", "0", "--checkpoint-minutes", "0", *flags], log)
         runs[name] = read_run(place)
         validations[name] = evaluate(program, place, config, log)
         if name == "fp8":
@@ -151,7 +163,7 @@ def drift(a):
         return
     print(f"{checkpoint}, {a.steps} steps")
     print_table(["bf16", "fp8", "control"], [(name, gaps(losses)) for name, losses in found])
-    if against and against["kl_error"] is not None:
+    if against and None not in (against["kl"], against["kl_error"], against["loss"]):
         kl, error = (100 * against[name] / against["loss"] for name in ("kl", "kl_error"))
         print(f"FP8's forward pass: KL {kl:.3g} +- {error:.1g} % of the loss")
 

@@ -10,6 +10,9 @@ import unittest
 
 from trainer import ENVIRONMENT, ROOT, FinishedRun, corpus, new_path, read_records, write_json
 
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import drift as module  # noqa: E402
+
 
 def drift(*flags):
     return subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "drift.py"), *map(str, flags)], capture_output=True,
@@ -79,6 +82,31 @@ class Drift(unittest.TestCase):
             if not clip:
                 self.assertNotEqual(control, bf16)
 
+    def test_validations_of_the_run(self):
+        """No rule of the run about them stops a branch or changes its learning rate, which --plateau may have lowered."""
+        val = ["--precision", "bf16", "--val", corpus().val, "--max-steps", "12", "--schedule", "constant", "--stop-after", "8"]
+        for flags in (["--val-every", "3", "--val-batches", "1", "--plateau", "0.5,0", "--early-stop", "9", "--lr", "0.5"],
+                      ["--val-batches", "0"]):
+            trunk, out = FinishedRun(*val, *flags), new_path("drift")
+            done = drift(trunk.directory, "--steps", "4", "-o", out)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("val_loss, evaluated in BF16" in done.stdout, "--plateau" in flags)
+            self.assertIn("FP8's forward pass: KL", done.stdout)
+            rates = {name: [r["lr"] for r in read_records(os.path.join(out, name)) if "lr" in r] for name in ("bf16", "fp8")}
+            self.assertEqual(rates, dict.fromkeys(rates, [trunk.steps[-1]["lr"]] * 4))
+            self.assertEqual(trunk.steps[-1]["lr"] < trunk.steps[2]["lr"], "--plateau" in flags, "the loss rises at this rate")
+
+    def test_a_validation_that_is_not_finite(self):
+        """As eval.json has it: null."""
+        out = new_path("drift")
+        os.makedirs(out)
+        write_json(os.path.join(out, "eval.json"), {"val_loss": None, "val_loss_b": 2.0, "step": 3})
+        losses = module.evaluate(["true"], out, {"val": ["a"], "batch": 1, "seq": 1}, os.path.join(out, "log"))
+        self.assertEqual(list(losses), ["val_loss", "val_loss_b"])
+        finite = dict.fromkeys(("bf16", "fp8", "control"), 2.0)
+        self.assertEqual(module.gaps(finite | {"fp8": losses["val_loss"]}), ["2.0000", "not finite", "+0.000 %"])
+        self.assertEqual(module.gaps(finite | {"bf16": losses["val_loss"]}), ["not finite"] * 3)
+
     def test_what_is_not_its_own_stays(self):
         for name in ("bf16", "control", "fp8"):  # somebody's folder, another run, and somebody's continuation of this run
             out = new_path("drift")
@@ -98,7 +126,10 @@ class Drift(unittest.TestCase):
         for flags, words in (((self.trunk.directory, "--steps", "25"), "has no checkpoint with 25 steps left"),
                              ((os.path.join(self.trunk.directory, "checkpoints", "step_00000020"), "--steps", "20"),
                               "checkpoints of steps 20"),
-                             ((new_path(), "--steps", "1"), "no run.json"),
+                             ((new_path(), "--steps", "1"), "does not exist"),
+                             ((os.path.join(self.trunk.directory, "checkpoints", "step_00000021"), "--steps", "1"),
+                              "step_00000021 does not exist"),
+                             ((ROOT, "--steps", "1"), "no run.json"),
                              ((self.trunk.directory, "--steps", "5", "--", "--fp8-recipe", "none"), "'none' is not one of"),
                              ((self.trunk.directory, "--steps", "5", "--", "--fp8-layers", "none"), "no matmul in FP8")):
             done = drift(*flags)
