@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The whole way from a text to a model that writes like it: a tokenizer of its own, shards, training that stops and
 # resumes, samples, an evaluation, a comparison of FP8 with BF16, an export, and a report. The text is Shakespeare's
-# (1 MB, downloaded once) or your own. All output goes to out/tour/. dev/guide/tour.md shows what it prints.
+# (1 MB, downloaded once) or your own. All output goes to out/tour/. dev/guide/tour.md shows what it prints. Another tour
+# replaces what an earlier one has made; any other directory that --out names must be new or empty.
 #
 #   ./scripts/tour.sh                                  3 to 7 minutes on two CPU cores, and the build
 #   ./scripts/tour.sh --text 'books/*.txt' --steps 4000 --vocab 1024 --out out/books
@@ -27,6 +28,14 @@ run() {
     printf '\n'
     "$@"
 }
+
+made=$out/made_by_tour
+if [[ $out != out/tour && ! -e $made && -n $(ls -A "$out" 2>/dev/null) ]]; then
+    echo "tour.sh: $out has files that no tour made, and a tour would replace some; give another --out" >&2
+    exit 2
+fi
+mkdir -p "$out"
+touch "$made"
 
 say "Installing and building what is missing"
 ./scripts/setup.sh

@@ -183,6 +183,30 @@ class Setup(InDirectory):
             self.assertIn(name, result.stderr)
 
 
+class Tour(InDirectory):
+    """scripts/tour.sh, up to the first script that it calls."""
+
+    def tour(self, *arguments):
+        script = os.path.join(self.directory, "scripts", "tour.sh")
+        with open(os.path.join(ROOT, "scripts", "tour.sh"), encoding="utf-8") as file:
+            self.write("scripts/tour.sh", file.read())
+        self.write("scripts/setup.sh", "#!/bin/sh\nexit 9\n", executable=True)
+        return subprocess.run(["bash", script, *arguments], capture_output=True, text=True)
+
+    def test_it_replaces_only_what_a_tour_has_made(self):
+        self.write("out/tour/run/metrics.jsonl", "")
+        self.write("runs/mine/run/metrics.jsonl", "")
+        os.mkdir(os.path.join(self.directory, "empty"))
+        for out in ("out/tour", "runs/new", "runs/new", "empty"):
+            self.assertEqual(self.tour("--out", out).returncode, 9, out)
+        self.assertEqual(self.tour().returncode, 9)
+        for out in ("runs/mine", "runs/mine/", "runs"):
+            result = self.tour("--out", out)
+            self.assertEqual(result.returncode, 2, out)
+            self.assertIn(f"tour.sh: {out} has files that no tour made", result.stderr)
+        self.assertEqual(os.listdir(os.path.join(self.directory, "runs", "mine")), ["run"])
+
+
 class GpuArch(InDirectory):
     """Which GPUs the Makefile builds for, by what nvidia-smi says and by GPU_ARCH."""
 
