@@ -89,7 +89,7 @@ struct Change {
 };
 
 // Finds the changes with which a rank fits into the room. A change is listed only if it is more than 1 % faster than
-// each listed change with fewer flags. The order is by predicted tokens per second. Among changes within 1 %,
+// every change with only some of its flags. The order is by predicted tokens per second. Among changes within 1 %,
 // those come first that leave the optimizer's state and the precision alone. Runs on more ranks come last.
 // --precision bf16 is tried only if no other flag helps on these ranks.
 std::vector<Change> changes_that_fit(const AskedRun& asked, const Options& options, int ranks, const Room& room,
