@@ -78,6 +78,16 @@ static void check_checkpoints_have_a_place(const Options& o) {
            by_time ? "--checkpoint-minutes" : "-n, --checkpoint-every");
 }
 
+// "--config RUN/run.json or " if --resume names a checkpoint, or a directory, of the run RUN; else "".
+static std::string config_of_checkpoint(const Options& o) {
+    if (o.resume != ResumeFrom::path) return "";
+    const std::filesystem::path named(o.text("resume"));
+    for (const auto& directory : {named, (named / "../..").lexically_normal()})
+        if (const std::string file = (directory / "run.json").string(); path_exists(file))
+            return "--config " + shell_quote(file) + " or ";
+    return "";
+}
+
 static void check_complete(const Options& options) {
     check_weights_survive(options);
     const bool planning = options.dry_run || options.estimate_scaling;
@@ -98,8 +108,8 @@ static void check_complete(const Options& options) {
         refuse("--bench: random tokens have no documents for --doc-mask; add --train GLOB");
     if (options.train.empty() && !options.bench && !planning && !options.print_config) {
         if (from != ResumeFrom::nothing && !options.out.empty() && options.config_file.empty())
-            refuse("--resume {}: there is no run in {}, which has no run.json; check --out, or add --train 'GLOB'",
-                   options.text("resume"), options.out);
+            refuse("--resume {}: there is no run in {}, which has no run.json; check --out, or add {}--train 'GLOB'",
+                   options.text("resume"), options.out, config_of_checkpoint(options));
         refuse(
             "no training data: give --train 'GLOB', for example -i 'data/*train_*.bin' (python3 -m data.prepare makes "
             "such files, --bench needs none, and --help explains the flags)");

@@ -12,7 +12,7 @@ import unittest
 from test_run_checkpoints import Directory, micro_flags, whole_run
 from test_run_ranks import ONE_THREAD
 from trainer import (CHECKPOINT, ENVIRONMENT, FLAGS, PROGRAM, RESOURCES, STOPPED, Case, disk_trouble, new_path,
-                     read_bytes, run_command, workspace, write_shard)
+                     read_bytes, run, run_command, workspace, write_shard)
 
 
 class RunDirectory(Case):
@@ -70,6 +70,19 @@ class OtherRuns(RunDirectory):
         resumed = self.succeeds(self.run_.run("--resume", "latest", "--val-batches", "2"))
         self.assertRegex(resumed.out, r"note: validation \S+ of 128 tokens in sequences of 16 from here on; until now it was "
                                       r"\S+ of 64 tokens in sequences of 16\n")
+
+
+class Branches(RunDirectory):
+    def test_a_checkpoint_into_another_directory(self):
+        """The refusal names the configuration with which the branch begins."""
+        checkpoint, config = self.run_.checkpoints[3], self.run_.file("run.json")
+        branch = ["--out", self.elsewhere, "--stop-after", "4", "--resume"]
+        for named in (checkpoint, checkpoint + "/", self.run_.path):
+            self.refused(run(*branch, named), FLAGS, f"check --out, or add --config {config} or --train 'GLOB'")
+        self.refused(run(*branch, "latest"), FLAGS, "check --out, or add --train 'GLOB'")
+        result = self.succeeds(run(*branch, checkpoint, "--config", config))
+        self.assertIn("step 3 is done", result.out)
+        self.assertEqual(list(Directory(self.elsewhere).checkpoints), [4])
 
 
 class Auto(RunDirectory):
