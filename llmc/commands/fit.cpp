@@ -38,6 +38,10 @@ double speed_of(const PlannedRun& run, const StagePlan& plan) {
     return no_prediction_because(run).empty() ? 1e3 * static_cast<double>(run.tokens()) / predicted_ms(run, plan) : 0;
 }
 
+// True if the device that runs this, or the card that is planned for, has other memory than the host. (Plans for a card
+// that shares the host's memory count what is offloaded as the card's.)
+bool has_host_memory(const Options& o) { return o.gpu || LLMC_CUDA; }
+
 class Search {
 public:
     // `level`: the recomputation asked for. The search may only raise it; auto follows from the other flags.
@@ -60,7 +64,7 @@ private:
     // Tries every combination of stage, offload, formats and recomputation, with the largest batch that fits.
     void search(const Options& base, Flags flags) {
         search_formats(base, flags);
-        if (base.offload != Offload::off || base.precision == Precision::fp32) return;
+        if (!has_host_memory(base) || base.offload != Offload::off || base.precision == Precision::fp32) return;
         for (const Offload choice : {Offload::residuals, Offload::optimizer, Offload::both}) {
             Options offloaded = base;
             set_offload(offloaded, choice);
@@ -374,7 +378,7 @@ Options fit_into_memory(const AskedRun& asked, const Options& options, const Ran
     AutomaticChoice fitted =
         choose_automatic(flags.empty() ? wanted.options : asked.with(flags, comm.world()), plan_of, fits);
     check_memory(fitted.plan.memory, fitted.plan.shared_copy + ranks.libraries_to_come(fitted.options), room.bytes,
-                 ranks.device.name);
+                 ranks.device.name, !ranks.device.is_host);
     if (change) fitted.options.notes.push_back(describe_fit(*change, wanted.plan, room));
     return fitted.options;
 }

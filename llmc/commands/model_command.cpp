@@ -94,7 +94,8 @@ std::vector<std::unique_ptr<Trainer<Real>>> load_models(const std::vector<Option
         trainers.push_back(std::make_unique<Trainer<Real>>(config, ranks.comm));
         needed += trainers.back()->memory();
     }
-    check_memory(needed, ranks.libraries_to_come(options.front()), ranks.device.free_memory, ranks.device.name);
+    check_memory(needed, ranks.libraries_to_come(options.front()), ranks.device.free_memory, ranks.device.name,
+                 !ranks.device.is_host);
     for (const auto& trainer : trainers) {
         trainer->allocate();
         load_weights(*trainer, weights, options.front().from);

@@ -170,18 +170,22 @@ int nccl_communicators(int ranks, int shard_ranks) {
     return 1 + (group > 1 ? 2 : 0) + (group < ranks ? 1 : 0);
 }
 
-void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, const std::string& device_name) {
+void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, const std::string& device_name,
+                  bool may_offload) {
     const size_t total = needed.total() + reserve;
     if (available == 0 || total <= available) return;
     const size_t fixed = needed.weights + needed.gradients + needed.optimizer + reserve;
     const std::string libraries = reserve > 0 ? ", libraries (estimated) " + format_bytes(reserve) : "";
     const bool too_large = fixed > available, forward_only = needed.gradients == 0;  // eval and sample have fewer flags
-    const char* advice =
-        !too_large     ? forward_only ? "reduce -b" : "reduce -b, or use -r auto"
-        : forward_only ? "share the model among more ranks with -z 3, or use a larger device"
-                       : "the model's own state is too large for any -b: share it among more ranks with -z 3, halve it "
-                         "with --adam-moments bf16, --master bf16 and --gradients bf16, keep it in host memory with "
-                         "--offload optimizer, or use a smaller model or a larger device";
+    const std::string advice =
+        !too_large ? forward_only ? "reduce -b" : "reduce -b, or use -r auto"
+        : forward_only
+            ? "share the model among more ranks with -z 3, or use a larger device"
+            : fmt::format(
+                  "the model's own state is too large for any -b: share it among more ranks with -z 3, halve it with "
+                  "--adam-moments bf16, --master bf16 and --gradients bf16, {}or use a smaller model or a larger "
+                  "device",
+                  may_offload ? "keep it in host memory with --offload optimizer, " : "");
     throw Error(
         ExitCode::no_resources,
         "this run needs {} and {} has {}: weights {}, gradients {}, optimizer {}, activations {}, workspace {}{}; {}",

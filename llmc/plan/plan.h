@@ -115,7 +115,9 @@ constexpr size_t memory_reserve(int communicators) {
 int nccl_communicators(int ranks, int shard_ranks);
 
 // Throws Error(no_resources) if `needed` and `reserve` are more than `available`. 0: unknown, so it never throws.
-void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, const std::string& device_name);
+// `may_offload`: the device has other memory than the host, so the message also names --offload.
+void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, const std::string& device_name,
+                  bool may_offload);
 // The same for host memory: `available` is a rank's share of what the machine has free.
 void check_host_memory(const MemoryByKind& needed, size_t available);
 

@@ -318,6 +318,13 @@ class Fitting(Case):
             self.assertLessEqual(float(needed), 8)
             self.succeeds(run(*tiny_flags(*self.FLAGS, *flags.split()), env=self.LITTLE))
 
+    def test_no_offloading_where_the_device_has_the_hosts_memory(self):
+        """The optimizer's state is most of what this model needs."""
+        flags = ["--train", corpus().train, "--model", "d6", "--seq", "64", "--batch", "1", "--max-steps", "1"]
+        result = self.refused(run(*flags, env={"LLMC_MEMORY_MB": "170"}), RESOURCES)
+        self.assertIn("  --adam-moments bf16 ", result.out)
+        self.assertNotIn("--offload", result.out + result.err)
+
     def needed(self, level, *flags):
         """MiB that a run needs here with this level of recomputation. (A plan's are those of a GPU.)"""
         refused = run(*tiny_flags(*self.FLAGS, "-r", level, *flags), env={"LLMC_MEMORY_MB": "1"})

@@ -277,22 +277,24 @@ TEST_CASE("plan: how long a run is") {
 TEST_CASE("plan: memory check") {
     const MemoryByKind needed = {2 * kGiB, 4 * kGiB, 12 * kGiB, 30 * kGiB, 1 * kGiB};
     CHECK(needed.total() == 49 * kGiB);
-    CHECK_NOTHROW(check_memory(needed, 0, 49 * kGiB, "card"));
-    CHECK_NOTHROW(check_memory(needed, kGiB, 0, "card"));  // not known
-    CHECK_NOTHROW(check_memory(needed, kGiB, 50 * kGiB, "card"));
-    const auto message = [&](size_t available, size_t reserve = 0) {
-        return error_of([&] { check_memory(needed, reserve, available, "card"); }, ExitCode::no_resources);
+    CHECK_NOTHROW(check_memory(needed, 0, 49 * kGiB, "card", true));
+    CHECK_NOTHROW(check_memory(needed, kGiB, 0, "card", true));  // not known
+    CHECK_NOTHROW(check_memory(needed, kGiB, 50 * kGiB, "card", true));
+    const auto message = [&](size_t available, size_t reserve = 0, bool may_offload = true) {
+        return error_of([&] { check_memory(needed, reserve, available, "card", may_offload); }, ExitCode::no_resources);
     };
     CHECK(contains(message(49 * kGiB - 1), "needs 49.0 GiB and card has"));
     CHECK(contains(message(48 * kGiB), "activations 30.0 GiB"));
     CHECK(contains(message(48 * kGiB), "reduce -b"));
     CHECK(contains(message(10 * kGiB), "more ranks with -z 3"));
+    CHECK(contains(message(10 * kGiB), "--offload optimizer"));
+    CHECK(!contains(message(10 * kGiB, 0, false), "--offload"));
     CHECK(contains(message(50 * kGiB - 1, kGiB), "needs 50.0 GiB and card has"));
     CHECK(contains(message(50 * kGiB - 1, kGiB), "libraries (estimated) 1.0 GiB"));
     CHECK(contains(message(18 * kGiB, kGiB), "more ranks with -z 3"));  // weights, gradients, moments and libraries: 19
     MemoryByKind forward_only = needed;
     forward_only.gradients = 0;
-    CHECK(contains(error_of([&] { check_memory(forward_only, 0, 10 * kGiB, "card"); }, ExitCode::no_resources),
+    CHECK(contains(error_of([&] { check_memory(forward_only, 0, 10 * kGiB, "card", true); }, ExitCode::no_resources),
                    "; share the model among more ranks with -z 3, or use a larger device"));
 }
 
