@@ -67,10 +67,15 @@ static void resolve_model(Options& o, const ResolveInputs& inputs) {
 static void resolve_seq(Options& o) {
     const int context = o.model.context;
     if (o.seq == 0) o.seq = std::min(kDefaultSeq, context);
+    if (o.seq <= context) return;
     const int64_t multiple = multiple_of_sequences(o, o.batch), whole = context / multiple * multiple;
-    if (o.seq > context)
-        refuse("-t {} is above the context {} of model {}; use {}--context {}", o.seq, context, o.model.name,
-               whole > 0 ? fmt::format("-t {} or ", whole) : "", o.seq);
+    const std::string shorter = whole > 0 ? fmt::format("-t {}", whole) : "";
+    const std::string larger = fmt::format("--context {}", o.seq);
+    if (!o.from.empty())  // a command, such as eval, which cannot change the model
+        refuse("-t {} is above the context {} of model {}; use {}", o.seq, context, o.model.name,
+               shorter.empty() ? "a shorter -t" : shorter);
+    refuse("-t {} is above the context {} of model {}; use {}", o.seq, context, o.model.name,
+           shorter.empty() ? larger : shorter + " or " + larger);
 }
 
 // ---- tokens of a step and a sequence, and the length of the run -----------------------------------------------------

@@ -436,7 +436,7 @@ class Eval(Case):
         self.refuses(DATA, [*source, "--task", f"a={long}", "-t", "48"], long, "a sequence of 64 tokens, but -t is 48")
         self.refuses(FLAGS, [*source, "--task", f"a={good}", "--against", "bf16"], "--against bf16", "--val")
         self.refuses(FLAGS, [*source, "--val", corpus().val, "--batch", "0"], "--batch", "out of range")
-        self.refuses(FLAGS, [*source, "--val", corpus().val, "-t", "65"], "context 64")
+        self.refuses(FLAGS, [*source, "--val", corpus().val, "-t", "65"], "context 64 of model", "; use -t 64\n")
         self.refuses(FLAGS, [*source, "--val", corpus().val, "--lr", "1"], "--lr")
         self.refuses(CHECKPOINT, ["--from", "nowhere", "--val", corpus().val], "nowhere")
         self.refuses(DATA, [*source, "--val", "nothing*.bin"], "nothing*.bin")

@@ -118,6 +118,9 @@ TEST_CASE("resolve: sequences fit the context") {
     CHECK_NOTHROW(resolved(o));
     o.seq = 1025;
     CHECK(contains(refusal(o), "use -t 1024 or --context 1025"));
+    Options command = o;
+    command.from = "runs/X";  // eval cannot change the model
+    CHECK(refusal(command) == "-t 1025 is above the context 1024 of model d12; use -t 1024");
     o.model.context = 2048;
     CHECK(resolved(o).model.context == 2048);
 }
