@@ -201,6 +201,13 @@ std::string peer_text(const char* data, size_t capacity) {
     return text;
 }
 
+// A line of JSON without its indentation and the comma after it, shortened for a message.
+static std::string shown_line(const std::string& line) {
+    const size_t begin = std::min(line.find_first_not_of(' '), line.size());
+    const size_t end = line.ends_with(',') ? line.size() - 1 : line.size();
+    return begin < end ? line.substr(begin, std::min<size_t>(end - begin, 200)) : "";
+}
+
 void Comm::require_equal(const std::string& what, const std::string& text) const {
     if (world() == 1) return;
     const std::string reference = broadcast_text(*this, text);
@@ -208,7 +215,7 @@ void Comm::require_equal(const std::string& what, const std::string& text) const
     if (text != reference) {
         const auto [here, there] = first_difference(text, reference);
         mine = fmt::format("rank {} on {} has another {} than rank 0: '{}' against '{}'", rank(), host(rank()), what,
-                           here.substr(0, 200), there.substr(0, 200));
+                           shown_line(here), shown_line(there));
     }
     std::vector<std::string> differences = gather_texts(*this, mine);
     std::erase(differences, "");

@@ -405,6 +405,9 @@ TEST_CASE("ranks: host collectives") {
         const std::string message = error_of([&] { comm.require_equal("configuration", mine); }, ExitCode::bad_flags);
         CHECK(message.find("rank 1 on ") == 0);
         CHECK(contains(message, "another configuration than rank 0: 'lr=2' against 'lr=1'"));
+        mine = comm.rank() == 1 ? "{\n  \"lr\": 2,\n}" : "{\n  \"lr\": 1,\n}";
+        CHECK(
+            contains(error_of([&] { comm.require_equal("configuration", mine); }), "'\"lr\": 2' against '\"lr\": 1';"));
         mine = comm.rank() == 0 ? "batch=4" : "batch=4\nlr=1";  // a missing line counts as empty
         CHECK(contains(error_of([&] { comm.require_equal("configuration", mine); }), "'lr=1' against ''"));
     });
