@@ -203,6 +203,17 @@ std::string format_bench(const std::vector<StepRecord>& steps, const ProgressSet
     return text + ", mem " + format_bytes(memory);
 }
 
+// Why a resumed run makes no step although --max-steps and --stop-after allow more.
+static std::string reason_for_no_step(const Options& o, const RunEnd& end) {
+    if (end.decayed)
+        return fmt::format(
+            "step {} was the last one of the decay that was begun by hand; to continue, add --decay-from N with the "
+            "step after which the learning rate is to decay instead",
+            end.step);
+    return fmt::format("--early-stop {} ended the run after step {}; to continue, add --early-stop 0", o.early_stop,
+                       end.step);
+}
+
 std::string describe_end(const Options& o, const RunEnd& end) {
     if (o.bench) return "";
     const RunResults& seen = end.results;
@@ -218,6 +229,8 @@ std::string describe_end(const Options& o, const RunEnd& end) {
                     : fmt::format("nothing to do: step {} is past --{} {}\n", end.first_step - 1,
                                   o.stop_after > 0 && o.stop_after < o.schedule.steps ? "stop-after" : "max-steps",
                                   o.last_step());
+    } else if (end.stop == StopReason::none) {
+        text += "nothing to do: " + reason_for_no_step(o, end) + "\n";
     }
     if (seen.val)
         text += fmt::format("validation loss {:.4f} after step {}{}\n", unsigned_nan(seen.val->loss), seen.val->step,

@@ -106,6 +106,7 @@ struct RunEnd {
     bool resumable = false;  // a checkpoint exists to continue from
     double seconds = 0;      // duration of this process
     RunResults results = {};
+    bool decayed = false;  // `step` was the last one of a decay that somebody began by hand
 };
 
 // Several lines for the terminal.

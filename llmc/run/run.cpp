@@ -325,7 +325,13 @@ ExitCode Run<Real>::finish() {
     const Failure failure =
         first_failure(comm_, {unreadable_.empty() ? ExitCode::ok : ExitCode::bad_data, unreadable_});
     if (comm_.is_main() && failure) print_error("train_gpt: {}", sanitize(failure.text));
-    const RunEnd end{first_step_, step, stop_, checkpoints_.enabled(), seconds_since_start(), reports_.results()};
+    const RunEnd end{first_step_,
+                     step,
+                     stop_,
+                     checkpoints_.enabled(),
+                     seconds_since_start(),
+                     reports_.results(),
+                     position_.decay.has_begun() && step == position_.decay.until};
     if (comm_.is_main()) print_end(options_, end);
     return exit_code_of(end);
 }

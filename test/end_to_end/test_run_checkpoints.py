@@ -559,14 +559,13 @@ class ValidationWatch(Case):
 
     def test_early_stop(self):
         run_ = Directory()
-        result = run_.run(*self.FLAGS, "--early-stop", "3")
-        self.succeeds(result)
+        result = self.succeeds(run_.run(*self.FLAGS, "--early-stop", "3"))
         self.assertIn("step 4: no better validation loss in 4 validations: the run ends here", result.out)
-        self.assertEqual(max(record["step"] for record in run_.records()), 4)
         self.assertTrue(os.path.exists(os.path.join(run_.path, "model.safetensors")))
-        self.succeeds(run_.run(*self.FLAGS, "--early-stop", "3", "--resume", "latest"))
+        result = self.succeeds(run_.run(*self.FLAGS, "--early-stop", "3", "--resume", "latest"))
+        self.assertIn("nothing to do: --early-stop 3 ended the run after step 4; ", result.out)
         self.assertEqual(max(record["step"] for record in run_.records()), 4)
-        self.succeeds(run_.run(*self.FLAGS, "--resume", "latest"))
+        self.succeeds(run_.run(*self.FLAGS, "--early-stop", "0", "--resume", "latest"))
         self.assertEqual(max(record["step"] for record in run_.records()), 10)
 
     def test_without_validations(self):
@@ -611,6 +610,7 @@ class DecayNow(Case):
                 self.assertEqual([(r["step"], r["decay_from"], r["decay_until"]) for r in run_.records()
                                   if "decay_from" in r], [(6, 6, 10)])
                 self.assertEqual(self.weights(run_), self.expected)
+                self.assertIn("to do: step 10 was", self.succeeds(run_.run(*self.LONG, "--resume", "latest")).out)
                 # A flag takes the place of the recorded decay.
                 self.succeeds(run_.run(*self.FLAGS, "--max-steps", "12", "--decay-from", "11", "--resume", "latest"))
                 self.assertEqual(max(record["step"] for record in run_.records()), 12)

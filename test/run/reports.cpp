@@ -112,6 +112,19 @@ TEST_CASE("summary: a run that is resumed at its end or past it has nothing to d
     CHECK(contains(end(111), "nothing to do: step 110 is past --stop-after 100\n"));
 }
 
+TEST_CASE("summary: a run that a decay or --early-stop ended says how it can be continued") {
+    Options o = options();
+    RunEnd end{.first_step = 201, .step = 200, .decayed = true};
+    CHECK(contains(describe_end(o, end),
+                   "nothing to do: step 200 was the last one of the decay that was begun by hand; to continue, add "
+                   "--decay-from N"));
+    end.stop = StopReason::signal;
+    CHECK(!contains(describe_end(o, end), "nothing to do"));
+    o.early_stop = 3;
+    CHECK(contains(describe_end(o, {.first_step = 201, .step = 200}),
+                   "nothing to do: --early-stop 3 ended the run after step 200; to continue, add --early-stop 0\n"));
+}
+
 TEST_CASE("summary: passes over the data end where the data is read again") {
     Options o;
     o.seq = 50;
