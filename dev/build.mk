@@ -169,8 +169,9 @@ build/fuzz/%.o: %
 	    -fno-sanitize-recover=undefined -c $< -o $@
 
 # ---- packages (dev/guide/packages.md) ------------------------------------------------------------------------------
-# Programs, and what users run with them, laid out as in a checkout.
-PACKAGED := README.md LICENSE data dev/CHANGELOG.md dev/guide dev/notes dev/pictures llmc/checkpoint/README.md \
+# Programs, what users run with them, and pages with the files they link to, laid out as in a checkout.
+PACKAGED := README.md LICENSE data dev/CHANGELOG.md dev/README.md dev/guide dev/notes dev/pictures \
+            dev/virtual_gpu/README.md llmc/checkpoint/README.md llmc/data/choices.h llmc/plan/cards.cpp \
             $(addprefix scripts/,configs multi_node pretrain published report) $(wildcard scripts/*.py)
 package = mkdir -p $1 && cp -R --parents --remove-destination $2 $(PACKAGED) $1 && \
           find $1 -name __pycache__ -prune -exec rm -r {} +

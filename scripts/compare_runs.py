@@ -620,7 +620,7 @@ def main(argv=None):
         draw(reference, comparisons, out, args.max_gap, published)
         print(f"\ncurves, gaps and FP8 counters drawn to {out}")
     except ModuleNotFoundError:
-        print("\nno picture: matplotlib is missing (scripts/setup.sh installs it into .venv)")
+        print("\nno picture: matplotlib is missing (pip install matplotlib, or scripts/setup.sh)")
     except RunError as error:
         print(f"compare_runs: {error}", file=sys.stderr)
         return 2

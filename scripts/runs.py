@@ -35,8 +35,8 @@ def continue_in_venv(package, needed=False):
     if sys.orig_argv[0] != python and os.access(python, os.X_OK):
         os.execv(python, [python, *sys.orig_argv[1:]])
     if needed:
-        sys.exit(f"{os.path.basename(sys.argv[0])} needs the Python package {package}; scripts/setup.sh installs it into "
-                 ".venv")
+        sys.exit(f"{os.path.basename(sys.argv[0])} needs the Python package {package}: pip install {package}, or "
+                 "scripts/setup.sh")
 
 
 def start(main):

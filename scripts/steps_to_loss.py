@@ -160,7 +160,7 @@ def main(argv=None):
         draw(runs, losses, out)
         print(f"\ncurves drawn to {out}")
     except ModuleNotFoundError:
-        print("\nno picture: matplotlib is missing (scripts/setup.sh installs it into .venv)")
+        print("\nno picture: matplotlib is missing (pip install matplotlib, or scripts/setup.sh)")
     except RunError as error:
         print(f"steps_to_loss: {error}", file=sys.stderr)
         return 2

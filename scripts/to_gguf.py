@@ -27,7 +27,8 @@ try:
     import numpy
     import tqdm
 except ImportError as missing:
-    sys.exit(f"to_gguf.py needs the Python package {missing.name}: scripts/setup.sh --with-prepare")
+    sys.exit(f"to_gguf.py needs the Python package {missing.name}: pip install {missing.name}, or scripts/setup.sh "
+             "--with-prepare")
 
 ARCHITECTURES = {"gpt2": gguf.MODEL_ARCH.GPT2, "llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA,
                  "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}

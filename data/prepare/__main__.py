@@ -250,7 +250,7 @@ def restart_in_venv(command):
     if missing and not started_by_this and os.access(python, os.X_OK):
         os.execv(python, [python, *sys.orig_argv[1:]])
     if "numpy" in missing:
-        message = "it needs the Python package numpy; scripts/setup.sh installs it into .venv"
+        message = "it needs the Python package numpy: pip install numpy, or scripts/setup.sh"
         if command == "encode":  # its reader expects JSON
             print(json.dumps({"error": message}), flush=True)
             sys.exit(1)

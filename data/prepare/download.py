@@ -125,8 +125,8 @@ def ask_hub(published, revision, names):
     try:
         import huggingface_hub
     except ImportError:
-        raise PrepareError("download needs the Python package huggingface_hub; scripts/setup.sh --with-prepare installs "
-                           "it") from None
+        raise PrepareError("download needs the Python package huggingface_hub: pip install huggingface_hub, or "
+                           "scripts/setup.sh --with-prepare") from None
     hub = huggingface_hub.HfApi(endpoint())
     try:
         revision = revision or hub.dataset_info(published.repo, timeout=60).sha

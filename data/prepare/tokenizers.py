@@ -38,8 +38,8 @@ class PrepareError(Exception):
 
 def missing(package, purpose):
     """The error for a missing Python package."""
-    return PrepareError(f"{purpose} needs the Python package {package}; install all that prepare can use with "
-                        "./scripts/setup.sh --with-prepare, or .venv/bin/pip install " + package)
+    return PrepareError(f"{purpose} needs the Python package {package}; install it with pip install {package}, "
+                        "or all that prepare can use with scripts/setup.sh --with-prepare")
 
 
 def import_tokenizers(purpose):
@@ -371,8 +371,8 @@ def import_tiktoken():
     try:
         import tiktoken
     except ImportError:
-        raise PrepareError("this tokenizer needs the Python package tiktoken: scripts/setup.sh installs it into .venv; "
-                           "or use --tokenizer bytes") from None
+        raise PrepareError("this tokenizer needs the Python package tiktoken: pip install tiktoken, or "
+                           "scripts/setup.sh; or use --tokenizer bytes") from None
     return tiktoken
 
 

@@ -17,7 +17,8 @@ namespace llmc {
 namespace fs = std::filesystem;
 
 constexpr const char* kInstall =
-    "; data.prepare, which reads tokenizers, needs Python 3 and packages that scripts/setup.sh installs";
+    "; data.prepare, which reads tokenizers, needs Python 3 and packages: pip install numpy tiktoken tokenizers tqdm "
+    "zstandard, or scripts/setup.sh in a checkout";
 constexpr const char* kIds = "ids:";  // a prompt that begins so consists of ids
 
 // The directory whose data/prepare is the package; "" if there is none.

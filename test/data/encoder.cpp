@@ -67,8 +67,8 @@ TEST_CASE("data.prepare does not answer") {
     TemporaryDirectory folder;
     int scripts = 0;
     const auto says = [&](const std::string& text) { return script(folder, std::to_string(scripts++), text); };
-    fails({{"no-such-program"}},
-          {"no-such-program cannot be started: No such file", "scripts/setup.sh", "ids:464,3290"});
+    fails({{"no-such-program"}}, {"no-such-program cannot be started: No such file", "pip install numpy tiktoken",
+                                  "scripts/setup.sh", "ids:464,3290"});
     fails({says("echo '{\"error\": \"t.json has no end\"}'; exit 1")}, {"t.json has no end", "ids:464,3290"});
     fails({says("echo hello")}, {"begins with 'hello'"});
     fails({says("exit 4")}, {"failed with exit code 4"});

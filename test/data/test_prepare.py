@@ -130,7 +130,7 @@ class OtherPython(TestCase):
     def test_says_so_without_venv(self):
         result = self.run_command("--tokenizer", "bytes")
         self.assertEqual((result.returncode, result.stderr),
-                         (1, "prepare: it needs the Python package numpy; scripts/setup.sh installs it into .venv\n"))
+                         (1, "prepare: it needs the Python package numpy: pip install numpy, or scripts/setup.sh\n"))
 
     def test_does_not_start_itself_for_ever(self):
         self.make_venv()
@@ -235,7 +235,7 @@ class Tiktoken(TestCase):
             return self.refused("text", self.path("a", b"x\n"), "--out", self.path("out"), "--tokenizer", "gpt2")
 
     def test_gpt2_without_tiktoken(self):
-        self.assertIn("scripts/setup.sh installs it", self.refused_gpt2(None))
+        self.assertIn("tiktoken: pip install tiktoken, or scripts/setup.sh; ", self.refused_gpt2(None))
 
     def test_gpt2_without_a_network(self):
         no_network = mock.Mock()

@@ -182,7 +182,7 @@ class OtherPython(InDirectory):
         for name in ("plot_run", "plot_scaling"):
             result = self.run_script(name, "run")
             self.assertEqual((result.returncode, result.stderr), (
-                1, f"{name}.py needs the Python package matplotlib; scripts/setup.sh installs it into .venv\n"))
+                1, f"{name}.py needs the Python package matplotlib: pip install matplotlib, or scripts/setup.sh\n"))
 
     def test_the_library_says_what_it_is(self):
         result = self.run_script("runs")

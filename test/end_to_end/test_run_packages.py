@@ -42,6 +42,15 @@ class Packages(unittest.TestCase):
         planned = run(program, "--config", example, "--dry-run", "--gpu", "h100", directory=elsewhere)
         self.assertIn("Model llama3.2-1b", planned)
 
+    def check_links(self, package):
+        """The installed pages for users link to installed files."""
+        pages = [os.path.join(package, "README.md"), *glob.glob(os.path.join(package, "dev", "guide", "*.md"))]
+        self.assertGreater(len(pages), 20)
+        for page in pages:
+            with open(page, encoding="utf-8") as file:
+                for target in re.findall(r"\]\((?!https?:)([^)#]+)", file.read()):
+                    self.assertTrue(os.path.exists(os.path.join(os.path.dirname(page), target)), (page, target))
+
     def test_install(self):
         root = new_path()
         make("install", f"DESTDIR={root}", "PREFIX=/opt/there")
@@ -49,6 +58,7 @@ class Packages(unittest.TestCase):
         link = os.path.join(installed, "bin", "train_gpt_cpu")
         self.assertEqual(os.path.realpath(link), os.path.join(os.path.realpath(installed), "lib/train_gpt/train_gpt_cpu"))
         self.check_programs(os.path.join(installed, "lib", "train_gpt"))
+        self.check_links(os.path.join(installed, "lib", "train_gpt"))
         self.assertEqual(glob.glob(os.path.join(installed, "**", "__pycache__"), recursive=True), [])
         make("install", f"DESTDIR={root}", "PREFIX=/opt/there")  # over the existing files
         make("uninstall", f"DESTDIR={root}", "PREFIX=/opt/there")
