@@ -93,9 +93,9 @@ control_process=
 trap 'interrupted=yes; [[ -z $control_process ]] || kill -TERM $control_process 2>/dev/null' INT TERM
 runs=()
 
-# The two recipes of --modern, each with the best of the learning rates tried (dev/guide/optimizers.md), and with the
-# same schedule. The MLP of the second is narrower than usual to make up for its untied head: the models have 114,816
-# and 118,592 parameters.
+# The two recipes of --modern, each with the best of the learning rates tried (dev/notes/measured_cpu.md, "Muon and
+# AdamW"), and with the same schedule. The MLP of the second is narrower than usual to make up for its untied head: the
+# models have 118,592 and 114,816 parameters.
 MODERN=(--precision fp8 --batch 16 --seq 32 --max-steps "$steps" --warmup $((steps / 15)) --weight-decay 0.1)
 modern_gpt2() {
     TRAINING=("${MODERN[@]}" --optimizer adamw --lr 8e-3)
@@ -165,9 +165,9 @@ In the lower table: after how many steps each model first reached the validation
 quarter, a half and all of its steps. $out/steps.png has the curves, with these steps next to them.
 Blocks and optimizer are compared together: layer norms, learned positions, GELU and AdamW with RMS norms, rotary
 positions, norms of queries and keys, squared ReLU, capped logits and Muon. Both have about as many parameters and
-saw the same tokens, each at the best of the learning rates tried (dev/guide/optimizers.md), with one seed. So small a language is
-learned within a hundred steps, so this does not say how much a large model gains. The milliseconds mean nothing for a
-GPU: a CPU emulates FP8.
+saw the same tokens, each at the best of the learning rates tried (dev/notes/measured_cpu.md, "Muon and AdamW"), with one
+seed. So small a language is learned within a hundred steps, so this does not say how much a large model gains. The
+milliseconds mean nothing for a GPU: a CPU emulates FP8.
 END
         ;;
     *)
