@@ -56,17 +56,23 @@ static void append_entry(const std::string& key, const Json& value, std::vector<
     }
 }
 
-// --overwrite removes the run in --out, so the weights to start from must not be there.
+// --overwrite removes the run in --out, so the weights to start from must not be there, nor be links to files there.
 static void check_weights_survive(const Options& options) {
     if (!options.overwrite || options.init_from.empty() || options.out.empty()) return;
     namespace fs = std::filesystem;
     std::error_code ignored;
     // A last component makes "dir" and "dir/" the same.
-    const fs::path out = fs::weakly_canonical(fs::path(options.out) / "x", ignored).parent_path();
-    const fs::path from = fs::weakly_canonical(fs::path(options.init_from) / "x", ignored).parent_path();
-    if (from == out || from.parent_path() == out) {
-        refuse("--overwrite would remove the weights that --init-from {} reads; use another --out", options.init_from);
-    }
+    const auto resolved = [&](const fs::path& path) { return fs::weakly_canonical(path / "x", ignored).parent_path(); };
+    const fs::path roots[] = {resolved(options.out), resolved(fs::path(options.out) / "checkpoints")};
+    std::vector<fs::path> read = {options.init_from};
+    for (const auto& entry : fs::directory_iterator(options.init_from, ignored)) read.push_back(entry.path());
+    for (const fs::path& path : read)
+        for (const fs::path& root : roots) {
+            const fs::path inside = resolved(path).lexically_relative(root);
+            if (!inside.empty() && *inside.begin() != "..")
+                refuse("--overwrite would remove the weights that --init-from {} reads; use another --out",
+                       options.init_from);
+        }
 }
 
 // The default of --checkpoint-minutes is no wish for checkpoints.

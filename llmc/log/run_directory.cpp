@@ -325,15 +325,11 @@ static std::string move_aside(const std::string& directory) {
     return target;
 }
 
-void RunDirectory::begin(bool overwrite, bool restart, const IsInput& is_input) {
+void RunDirectory::require_room(bool overwrite, bool restart, const IsInput& is_input) {
     if (!active()) return;
     require([&](const RunFile& found) { return (found.is_replaced || !overwrite) && !is_input(file(found.name)); });
     std::erase_if(wrote_, [](const auto& recorded) { return !recorded.first.starts_with("tokenizer."); });
-    if (overwrite) {
-        remove_all_checkpoints(system_calls(), checkpoints());
-        delete_run_files(path_, {RunFileFate::moves, RunFileFate::ends});
-        return go_on({});
-    }
+    if (overwrite) return;
     const EarlierRun earlier = find_earlier_run(path_);
     std::string sign = earlier.why_not_restart();
     if (!restart && sign.empty()) sign = earlier.steps;
@@ -342,8 +338,16 @@ void RunDirectory::begin(bool overwrite, bool restart, const IsInput& is_input) 
             "the run directory {} already holds a run ({}); choose another with --out, continue that run with "
             "--resume latest, or replace it with --overwrite",
             path_, sign);
-    if (const std::string aside = move_aside(path_); !aside.empty())
+}
+
+void RunDirectory::begin(bool overwrite) {
+    if (!active()) return;
+    if (overwrite) {
+        remove_all_checkpoints(system_calls(), checkpoints());
+        delete_run_files(path_, {RunFileFate::moves, RunFileFate::ends});
+    } else if (const std::string aside = move_aside(path_); !aside.empty()) {
         print_line("note: the files of an earlier run, which wrote no checkpoint, are now in {}", aside);
+    }
     go_on({});
 }
 

@@ -84,17 +84,22 @@ public:
     ~RunDirectory();
     RunDirectory(RunDirectory&&) = delete;
 
-    // Call begin(), or require_own_files() and go_on(), before anything is written. begin() starts a new run. It throws
-    // Error(bad_flags) if the directory holds a run that made steps, or files that no run has written. `overwrite`
-    // replaces that run with its checkpoints and its exported model. `restart` allows to restart a run that wrote no
-    // checkpoint, and moves its files aside. `is_input` is true for files that the new run reads and leaves alone.
-    // go_on() continues the run in the directory, whose logs had these sizes.
+    // Before anything is written come require_room() and begin(), or require_own_files() and go_on(). The first of each
+    // two changes no file of an earlier run. Call the second once nothing else can prevent the run.
+    //
+    // require_room() throws Error(bad_flags) if a new run must not begin here, because the directory holds a run that
+    // made steps, or files that no run has written. `overwrite` allows to replace that run. `restart` allows to restart
+    // one that wrote no checkpoint. `is_input` is true for files that the new run reads and leaves alone.
     using IsInput = std::function<bool(const std::string& path)>;
-    void begin(
+    void require_room(
         bool overwrite, bool restart = false, const IsInput& is_input = [](const std::string&) { return false; });
-    void go_on(const RunFileSizes& sizes);
+    // Starts the new run. `overwrite` deletes the earlier run with its checkpoints and its exported model; else its
+    // files are moved aside.
+    void begin(bool overwrite);
     // Throws Error(bad_flags) if a run that resumes here would replace files that no run has written.
     void require_own_files();
+    // Continues the run in the directory, whose logs had these sizes.
+    void go_on(const RunFileSizes& sizes);
 
     bool active() const { return !path_.empty(); }
     const std::string& path() const { return path_; }

@@ -60,8 +60,8 @@ void prepare_directory(RunDirectory& directory, const Options& o, const Inputs& 
     if (resumed && resumed->position.saved >= 0)
         directory.require_own_files();
     else
-        directory.begin(o.overwrite, o.resume == ResumeFrom::automatic,
-                        [&](const std::string& path) { return inputs.is_input(path); });
+        directory.require_room(o.overwrite, o.resume == ResumeFrom::automatic,
+                               [&](const std::string& path) { return inputs.is_input(path); });
     remove_unfinished(system_calls(), directory.checkpoints());
 }
 
@@ -81,6 +81,8 @@ void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Option
                            set_aside(system_calls(), found.path));
         directory.go_on(position.files);
         directory.remove_weights();  // left from an earlier step
+    } else {
+        directory.begin(o.overwrite);
     }
     write_run_json(directory, o,
                    {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved, tuning,

@@ -30,13 +30,13 @@ struct RunPosition {
     RunFileSizes files;           // sizes of the logs
 };
 
-// Prepares rank 0's directory for a new run. For a run that resumes in its own directory, nothing else changes yet.
+// Checks that rank 0's directory can take the run. An earlier run in it loses nothing yet.
 void prepare_directory(RunDirectory& directory, const Options& options, const Inputs& inputs,
                        const std::optional<Resumed>& resumed);
 
-// Opens the records, now that nothing can prevent the run any more: sets checkpoints aside that are newer than the
-// resumed one, cuts metrics.jsonl and main.log to their lengths at that time, and writes run.json with `tuning`. A
-// collective.
+// Opens the records, now that nothing can prevent the run any more, and writes run.json with `tuning`. A new run
+// replaces the earlier one (--overwrite) or moves its files aside. One that resumes here sets checkpoints aside that
+// are newer than its own, and cuts metrics.jsonl and main.log to their lengths at that time. A collective.
 template <class Real>
 void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Options& options, const Json& tuning,
                    const Ranks& ranks, const RunPosition& position);

@@ -387,6 +387,22 @@ TEST_CASE("options: --overwrite may not remove the weights to start from") {
     CHECK(contains(refusal({"-i", "x", "-o", "runs/a/", "--overwrite", "--init-from", "runs/b/../a/model.safetensors"}),
                    "--overwrite would remove"));
     CHECK_NOTHROW(parse({"-i", "x", "-o", "runs/a", "--overwrite", "--init-from", "runs/b"}));
+    namespace fs = std::filesystem;
+    TemporaryDirectory place;
+    for (const char* directory : {"run", "elsewhere/step_1", "linked"}) fs::create_directories(place / directory);
+    std::ofstream(place / "run/model.safetensors") << "weights";
+    fs::create_directory_symlink("../elsewhere", place / "run/checkpoints");
+    fs::create_directory_symlink("run", place / "link");
+    fs::create_symlink("../run/model.safetensors", place / "linked/model.safetensors");
+    const std::string run = place / "run";
+    for (const std::string from : {"run/checkpoints/step_1", "run/checkpoints/step_1/", "link/checkpoints/step_1",
+                                   "elsewhere/step_1", "link", "linked", "linked/model.safetensors"}) {
+        CAPTURE(from);
+        CHECK(contains(refusal({"-i", "x", "-o", run.c_str(), "--overwrite", "--init-from", (place / from).c_str()}),
+                       "--overwrite would remove"));
+    }
+    const std::string other = place / "other", linked = place / "linked";
+    CHECK_NOTHROW(parse({"-i", "x", "-o", other.c_str(), "--overwrite", "--init-from", linked.c_str()}));
 }
 
 TEST_CASE("options: configuration files, and flags over them") {

@@ -27,7 +27,10 @@ namespace fs = std::filesystem;
 namespace {
 
 struct BegunDirectory : RunDirectory {
-    BegunDirectory(const std::string& path, bool overwrite) : RunDirectory(path) { begin(overwrite); }
+    BegunDirectory(const std::string& path, bool overwrite) : RunDirectory(path) {
+        require_room(overwrite);
+        begin(overwrite);
+    }
 };
 
 ExitCode code_of(auto call) {
@@ -148,7 +151,7 @@ TEST_CASE("run directory: places that cannot be written") {
 
 namespace {
 
-// Runs in a directory, as begin() finds them.
+// Runs in a directory, as require_room() finds them.
 struct RunPlace : TemporaryDirectory {
     RunPlace() { fs::create_directories(path); }
     void put(const char* name, const std::string& text) const {
@@ -158,7 +161,8 @@ struct RunPlace : TemporaryDirectory {
     ExitCode start(bool restart = false) const {
         return code_of([&] {
             RunDirectory run(path.string());
-            run.begin(false, restart);
+            run.require_room(false, restart);
+            run.begin(false);
         });
     }
 };
@@ -265,7 +269,8 @@ TEST_CASE("run directory: the tokenizer's copy replaces only earlier runs' copie
     const auto is_input = [&](const std::string& path) { return path.ends_with("tokenizer.json"); };
     const auto keep = [&](bool overwrite, const char* name, const char* content) {
         RunDirectory run(place.path.string());
-        run.begin(overwrite, false, is_input);
+        run.require_room(overwrite, false, is_input);
+        run.begin(overwrite);
         write_run_json(run, {}, {});
         run.keep_tokenizer(*name == '\0' ? std::map<std::string, std::string>()
                                          : std::map<std::string, std::string>{{name, content}});
