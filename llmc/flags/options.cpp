@@ -148,10 +148,41 @@ static Options options_of(const Json& config, const std::string& path) {
     }
 }
 
-// The configuration in a run.json, without flags that the run's optimizer ignored: earlier versions accepted them.
-static Options options_of_run(Json config, const std::string& path) {
+// Flags whose values follow from other flags unless they are given.
+struct DerivedFlag {
+    const char *name, *sources;
+};
+static const DerivedFlag kDerivedFlags[] = {
+    {"beta2", "optimizer"},       {"momentum", "optimizer"},   {"nesterov", "optimizer"},
+    {"adamw-lr", "optimizer lr"}, {"loss-scale", "precision"}, {"adamw-weight-decay", "optimizer weight-decay"},
+    {"fp8-layers", "fp8-recipe"},
+};
+
+std::vector<std::string> derived_flags(const Options& options) {
+    std::vector<std::string> names;
+    for (const DerivedFlag& flag : kDerivedFlags)
+        if (!options.given.contains(flag.name)) names.push_back(flag.name);
+    return names;
+}
+
+// The configuration in a run.json, to be overridden by the command line. Leaves out the limits of the run's last
+// command, and flags that the run's optimizer ignored, which earlier versions accepted. Values that followed from
+// another flag follow it again if the command line has that flag.
+static Options options_of_run(const Json& run, const std::string& path, const Options& line) {
+    Json config = run.at("config");
+    for (const char* name : {"stop-after", "max-minutes"}) config.erase(name);
+    const Json derived = run.value("derived", Json::array());
+    std::vector<std::string> follow;
+    for (const auto& [name, sources] : kDerivedFlags) {
+        if (std::find(derived.begin(), derived.end(), Json(name)) == derived.end()) continue;
+        follow.push_back(name);
+        for (const std::string& source : words_in(sources))
+            if (line.given.contains(source)) config.erase(name);
+    }
     for (const OptimizerFlag& flag : ignored_flags(options_of(config, path))) config.erase(flag.name);
-    return options_of(config, path);
+    Options options = options_of(config, path);
+    for (const std::string& name : follow) options.given.erase(name);
+    return options;
 }
 
 // The run.json whose configuration --resume continues with; "" if there is none. A command with --train says everything
@@ -162,16 +193,14 @@ static std::string run_json_to_resume(const Options& o) {
     return path_exists(path) ? path : "";
 }
 
-// Leaves out the limits of the last command, and -z of a run on one rank, where it has no meaning.
-static Options read_run_config(const std::string& path) {
+// Leaves out -z of a run on one rank, where it has no meaning.
+static Options read_run_config(const std::string& path, const Options& line) {
     try {
-        const Json run = read_json(path);
-        Json config = run.at("config");
-        for (const char* name : {"stop-after", "max-minutes"}) config.erase(name);
+        Json run = read_json(path);
         const Json* last = &run;
         if (run.contains("resumed") && !run["resumed"].empty()) last = &run["resumed"].back();
-        if (last->at("world") == 1) config.erase("zero");
-        Options options = options_of_run(config, path);
+        if (last->at("world") == 1) run.at("config").erase("zero");
+        Options options = options_of_run(run, path, line);
         options.notes.push_back("the configuration is that of " + path + ", and flags of this command override it");
         return options;
     } catch (const Json::exception& error) {
@@ -201,7 +230,7 @@ static void leave_out_commands(const Options& line, const std::string& path, Opt
 static Options with_config(const Options& line) {
     const std::string run_json = line.config_file.empty() ? run_json_to_resume(line) : "";
     if (line.config_file.empty() && run_json.empty()) return {};
-    Options options = run_json.empty() ? read_config_file(line.config_file) : read_run_config(run_json);
+    Options options = run_json.empty() ? read_config_file(line.config_file, line) : read_run_config(run_json, line);
     leave_out_commands(line, run_json.empty() ? line.config_file : run_json, options);
     if (!line.model_name.empty())
         options.model.layers = options.model.heads = options.model.channels = options.model.context = 0;
@@ -211,14 +240,14 @@ static Options with_config(const Options& line) {
     return options;
 }
 
-Options read_config_file(const std::string& path) {
+Options read_config_file(const std::string& path, const Options& line) {
     const Json file = read_json(path);
     // A run.json keeps the configuration under "config", next to other facts about the run.
     const bool of_run = file.contains("config") && file["config"].is_object();
     for (const auto& [name, value] : file.items())
         if (of_run && find_flag(name) && name != "config" && !contains({"world", "kernels", "model"}, name))
             refuse("configuration file {}: \"{}\" is not read next to \"config\"; put it inside", path, name);
-    return of_run ? options_of_run(file["config"], path) : options_of(file, path);
+    return of_run ? options_of_run(file, path, line) : options_of(file, path);
 }
 
 Options::Options() {

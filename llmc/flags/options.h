@@ -275,11 +275,15 @@ void set_offload(Options& options, Offload offload);
 // out.
 std::string config_json(const Options& options);
 
+// The flags in config_json() that were not given, and whose values follow from other flags. run.json names them, so that
+// they follow again when a resume, or a run that is configured with that file, changes those.
+std::vector<std::string> derived_flags(const Options& options);
+
 // The flags of one invocation that must be equal on all ranks, as a text to compare.
 std::string collective_flags(const Options& options);
 
-// The pieces, for tests.
-Options read_config_file(const std::string& path);
+// The pieces, for tests. `line`: the command line that overrides the file.
+Options read_config_file(const std::string& path, const Options& line = Options());
 std::string version_text();  // what --version prints
 ValSet parse_val_set(const std::string& text, const std::string& flag = "val");
 // The interval in steps at which validating on this number of batches per rank takes less than 5 % of the time of the

@@ -50,6 +50,7 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
         run["wrote"] = directory.wrote();
     }
     run["config"] = parse_json(config_json(options));
+    run["derived"] = derived_flags(options);
     write_file(path, json_text(run, 2) + "\n");
 }
 

@@ -474,6 +474,60 @@ TEST_CASE("options: --resume continues with the configuration of the run's run.j
     }
 }
 
+TEST_CASE("options: values of a run that followed from another flag follow it again, unless they were given") {
+    const TemporaryDirectory run;
+    const std::string out = run.path.string(), file = out + "/run.json";
+    const auto resolved = [](Options o) {
+        o.train = "t";
+        ResolveInputs inputs;
+        inputs.train_tokens = 1 << 20;
+        resolve(o, inputs);
+        return o;
+    };
+    // Runs with these flags, and returns the options of a run that --config or --resume configures with its run.json.
+    const auto again = [&](const Arguments& first, const Arguments& more, bool resumes) {
+        const Options o = resolved(parse(first).options);
+        std::ofstream(file) << json{
+            {"world", 1}, {"config", parse_json(config_json(o))}, {"derived", derived_flags(o)}};
+        Arguments line =
+            resumes ? Arguments{"-o", out.c_str(), "--resume", "latest"} : Arguments{"--config", file.c_str()};
+        line.insert(line.end(), more.begin(), more.end());
+        return resolved(parse(line).options);
+    };
+    const Arguments base = {"-i", "t", "-x", "9", "-o", out.c_str(), "--stop-after", "3", "--max-minutes", "4"};
+    const auto with = [&](const Arguments& more) {
+        Arguments all = base;
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    };
+    for (const bool resumes : {false, true}) {
+        CAPTURE(resumes);
+        const Arguments muon = with({"--optimizer", "muon", "--lr", "1e-3"});
+        const Options lower = again(muon, {"--lr", "1e-6", "--weight-decay", "0"}, resumes);
+        CHECK(lower.optimizer.adamw_lr == 1e-6);
+        CHECK(lower.optimizer.vector_lr == 1e-6);
+        CHECK(lower.optimizer.adamw_weight_decay == 0);
+        CHECK(lower.stop_after == 0);  // limits of the last command
+        CHECK(lower.max_minutes == 0);
+        const Arguments own = with({"--optimizer", "muon", "--lr", "1e-3", "--adamw-lr", "5e-4"});
+        CHECK(again(own, {"--lr", "1e-6"}, resumes).optimizer.adamw_lr == 5e-4);
+        CHECK(again(muon, {}, resumes).optimizer.adamw_lr == 1e-3);
+        const Options changed = again(with({"--optimizer", "adamw"}), {"--optimizer", "muon"}, resumes);
+        CHECK(changed.optimizer.momentum == 0.95);
+        CHECK(changed.optimizer.nesterov == Nesterov::on);
+        CHECK(again(with({}), {"--optimizer", "lion"}, resumes).optimizer.beta2 == 0.99);
+        CHECK(again(muon, {"--optimizer", "adamw"}, resumes).optimizer.adamw_lr < 0);
+        CHECK(again(with({"--precision", "bf16"}), {"--precision", "fp8"}, resumes).text("loss-scale") == "dynamic");
+        CHECK(again(with({"--precision", "fp8"}), {"--precision", "bf16"}, resumes).text("loss-scale") == "off");
+        CHECK(again(with({"--precision", "fp8"}), {"--fp8-recipe", "mxfp8", "--fp8-emulation"}, resumes)
+                  .text("fp8-layers")
+                  .find("lm_head") == std::string::npos);
+    }
+    // What followed in the first run still does so after a resume.
+    const Options second = again(with({"--optimizer", "muon"}), {}, true);
+    CHECK(contains(derived_flags(second), "adamw-lr"));
+}
+
 TEST_CASE("options: what starts a program or writes elsewhere is not taken from a file") {
     const TemporaryDirectory run;
     const std::string out = run.path.string(), file = out + "/run.json";
@@ -673,7 +727,9 @@ TEST_CASE("options: a printed configuration is accepted and prints the same") {
         CHECK(second.micro_steps == first.micro_steps);
         // A run.json holds the same under "config". Flags next to it would not be read.
         const ConfigFile run(json_text(json{{"world", 1}, {"config", parse_json(printed)}}));
-        CHECK(config_json(parse({"--config", run.path.c_str()}).options) == printed);
+        Options of_run = parse({"--config", run.path.c_str()}).options;
+        of_run.stop_after = second.stop_after, of_run.max_minutes = second.max_minutes;  // of the run's last command
+        CHECK(config_json(of_run) == printed);
     }
     const ConfigFile beside(R"({"model": {"name": "d12"}, "config": {"train": "t"}, "lr": 1e-2})");
     CHECK(refusal({"--config", beside.path.c_str()}) ==
