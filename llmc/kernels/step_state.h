@@ -8,7 +8,7 @@ namespace llmc {
 // One per run, in device memory; all bytes are zero at the start. Checkpoints save `applied`, `skipped` and
 // `consecutive_skips`; every prepare_step() writes the other fields.
 struct StepState {
-    int64_t applied;            // updates applied, including this step's: drives learning rate and bias correction
+    int64_t applied;            // updates applied, including this step's: drives bias correction
     int64_t skipped;            // steps skipped: the loss, a gradient or a value cast to FP8 was not finite, or a spike
     double norm;                // of the unscaled gradients, before clipping, rounded to FP32
     double learning_rate;       // of this step

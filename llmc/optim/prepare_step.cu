@@ -51,7 +51,7 @@ LLMC_DEVICE void finish_step(StepState& state, double sum_of_squares, double los
     state.norm_limit = spikes.state ? static_cast<float>(spikes.state->norm_limit) : infinity;
     state.skip = skip;
     state.consecutive_skips = skip ? state.consecutive_skips + 1 : 0;
-    state.learning_rate = schedule.factor * learning_rate(schedule, state.applied);
+    state.learning_rate = schedule.factor * learning_rate(schedule, state.applied + state.skipped);
     if (skip) {
         state.skipped++;
         return;

@@ -1,5 +1,6 @@
-// The learning rate as a function of the updates applied so far: llm.c's schedules under the same names, two more, and
-// warm restarts (Loshchilov and Hutter, SGDR, arXiv 1608.03983), counted like PyTorch's CosineAnnealingWarmRestarts.
+// The learning rate as a function of the steps done so far, skipped ones included: llm.c's schedules under the same
+// names, two more, and warm restarts (Loshchilov and Hutter, SGDR, arXiv 1608.03983), counted like PyTorch's
+// CosineAnnealingWarmRestarts.
 //
 // The device evaluates it next to its counter, and the host for plans and tests, with the same bits: it uses double
 // arithmetic, explicit fma(), and no library function except the correctly rounded sqrt.
@@ -49,37 +50,38 @@ LLMC_HD double half_cosine(double x) {
     return upper ? sine * sine : fma(-sine, sine, 1.0);
 }
 
-// The learning rate of the update after `applied` others (0 for the first).
+// The learning rate of the step after `done` others (0 for the first). Skipped steps count, so that the rate reaches
+// its final value where the run ends, and a decay begins and ends with the steps that --decay-from and the file
+// `decay` name.
 //
-//   applied < warmup     lr * (applied + 1) / warmup
+//   done < warmup        lr * (done + 1) / warmup
 //   cosine, linear       from lr at `warmup` to final_fraction * lr at `steps`
 //   constant             lr
 //   wsd, wsd_linear      lr, then over the last `cooldown` of the steps down to final_fraction * lr: as
 //                        1 - sqrt(elapsed fraction), or linearly (both in Haegele et al., arXiv 2405.18392)
 //   step                 lr, then 0.316 * lr from 80 % of the steps on, and 0.1 * lr from 90 % on (arXiv 2401.02954)
-//   inverse_sqrt         lr * sqrt(warmup / (applied + 1)) (arXiv 1706.03762); linearly down to final_fraction * lr
+//   inverse_sqrt         lr * sqrt(warmup / (done + 1)) (arXiv 1706.03762); linearly down to final_fraction * lr
 //                        from decay_from on
 //
 // No rate after the warm-up is below final_fraction * lr. Beyond `steps` it stays at the final value. With restarts the
 // cosine falls to final_fraction * lr in every period and starts the next one at lr, independent of `steps`.
-LLMC_HD double learning_rate(const ScheduleConfig& config, int64_t applied) {
-    if (applied < config.warmup)
-        return config.lr * static_cast<double>(applied + 1) / static_cast<double>(config.warmup);
+LLMC_HD double learning_rate(const ScheduleConfig& config, int64_t done) {
+    if (done < config.warmup) return config.lr * static_cast<double>(done + 1) / static_cast<double>(config.warmup);
     if (config.kind == ScheduleKind::constant) return config.lr;
     const double floor = config.lr * config.final_fraction;
     if (config.kind == ScheduleKind::step) {
-        const double done = static_cast<double>(applied), all = static_cast<double>(config.steps);
-        const double rate = config.lr * (done >= 0.9 * all ? 0.1 : done >= 0.8 * all ? 0.316 : 1.0);
+        const double at = static_cast<double>(done), all = static_cast<double>(config.steps);
+        const double rate = config.lr * (at >= 0.9 * all ? 0.1 : at >= 0.8 * all ? 0.316 : 1.0);
         return rate > floor ? rate : floor;
     }
 
     double top = config.lr;  // from which the rate decays
     int64_t decay_start = config.warmup, end = config.steps;
     if (config.kind == ScheduleKind::inverse_sqrt) {
-        const bool decays = config.decay_from >= 0 && applied > config.decay_from;
+        const bool decays = config.decay_from >= 0 && done > config.decay_from;
         if (decays) decay_start = config.decay_from;
         const double warmup = static_cast<double>(config.warmup > 0 ? config.warmup : 1);
-        const double rate = config.lr * sqrt(warmup / static_cast<double>((decays ? decay_start : applied) + 1));
+        const double rate = config.lr * sqrt(warmup / static_cast<double>((decays ? decay_start : done) + 1));
         top = rate > floor ? rate : floor;
         if (!decays) return top;
     }
@@ -90,14 +92,14 @@ LLMC_HD double learning_rate(const ScheduleConfig& config, int64_t applied) {
     }
     if (config.kind == ScheduleKind::cosine && config.restart_every > 0) {
         int64_t period = config.restart_every;
-        if (config.restart_factor == 1) decay_start += (applied - decay_start) / period * period;
-        for (; applied - decay_start >= period; period *= config.restart_factor) decay_start += period;
+        if (config.restart_factor == 1) decay_start += (done - decay_start) / period * period;
+        for (; done - decay_start >= period; period *= config.restart_factor) decay_start += period;
         end = decay_start + period;
     }
-    if (applied < decay_start) return config.lr;
+    if (done < decay_start) return config.lr;
 
-    if (applied >= end) return floor;
-    const double passed = static_cast<double>(applied - decay_start) / static_cast<double>(end - decay_start);
+    if (done >= end) return floor;
+    const double passed = static_cast<double>(done - decay_start) / static_cast<double>(end - decay_start);
     double part = 0;  // of the way between the floor and the top
     if (config.kind == ScheduleKind::cosine) part = half_cosine(passed);
     if (config.kind == ScheduleKind::linear || config.kind == ScheduleKind::wsd_linear ||

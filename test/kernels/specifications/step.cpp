@@ -87,7 +87,7 @@ void check_step(Trial& trial) {
     expected.skipped = kSkipped;
     expected.consecutive_skips = 0;
     expected.skip = 0;
-    expected.learning_rate = learning_rate(schedule, kApplied);
+    expected.learning_rate = learning_rate(schedule, kApplied + kSkipped);
     expected.loss_sum = 3.25f;
     compare_rest(trial, after, expected, {kLossScale, 1.0f, 42, 0});
 }
@@ -102,7 +102,7 @@ void check_skipped_step(Trial& trial) {
     expected.skip = 1;
     expected.norm = INFINITY;
     expected.loss_sum = 3.25f;
-    expected.learning_rate = learning_rate({}, kApplied);
+    expected.learning_rate = learning_rate({}, kApplied + kSkipped);
     compare_rest(trial, run_step(trial, squares, {}), expected, {kLossScale / 2, 0.5f, 0, 0});
 }
 
