@@ -124,6 +124,9 @@ class Fp8(Case):
                 parts = FinishedRun(*fp8, "--fp8-until", "4", "--stop-after", stop)
                 self.succeeds(parts.resume(*fp8, "--fp8-until", "4"))
                 self.assertEqual(weights(parts), weights(until))
+            longer = self.succeeds(until.resume(*fp8, "--fp8-until", "75%", "--max-steps", "12"))
+            self.assertIn("all layers left FP8 earlier and stay in BF16, although the run is now to train in FP8 until "
+                          "step 9; to do that, resume from a checkpoint in FP8", longer.out)
 
     def test_validation_in_bf16(self):
         """It has the bits of eval in BF16 and takes nothing from training."""
