@@ -537,6 +537,24 @@ void ShardSet::check_vocabulary(int vocab, int64_t full_scan_bytes) const {
     }
 }
 
+std::string ShardSet::without_token(int64_t token, int64_t within) const {
+    constexpr int64_t chunk = 1 << 18;
+    std::vector<uint32_t> tokens(static_cast<size_t>(chunk));
+    for (size_t s = 0; s < shards_.size(); s++) {
+        const Shard& shard = shards_[s];
+        if (s > 0 && shard.pattern == shards_[s - 1].pattern) continue;
+        bool found = false;
+        const int64_t end = std::min(shard.tokens, within);
+        for (int64_t first = 0; first < end && !found; first += chunk) {
+            const int64_t count = std::min(chunk, end - first);
+            read_tokens(shard, first, count, tokens.data());
+            found = std::find(tokens.begin(), tokens.begin() + count, token) != tokens.begin() + count;
+        }
+        if (!found) return shard.path;
+    }
+    return "";
+}
+
 const char* name_of_magic(int32_t magic) {
     switch (magic) {
         case 20240520:

@@ -120,6 +120,10 @@ public:
     // and the last (loaders check the tokens they read).
     void check_vocabulary(int vocab, int64_t full_scan_bytes = int64_t{1} << 30) const;
 
+    // The first file of a pattern whose first tokens, at most `within`, are all different from `token`; "" if there is
+    // none.
+    std::string without_token(int64_t token, int64_t within = 1 << 24) const;
+
 private:
     struct Shard : TokenFile {
         size_t pattern = 0;               // index of the pattern that matched it

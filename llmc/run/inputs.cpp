@@ -132,6 +132,12 @@ void Inputs::check(const Options& o) {
         if (o.doc_mask) check_end_token(set, o);
     };
     if (train) check_set(*train);
+    if (train && o.doc_mask)
+        if (const std::string path = train->without_token(o.end_token); !path.empty())
+            refuse_data(
+                fmt::format("--doc-mask: no document of {0} begins with token {1}, as its tokenizer's documents do; if "
+                            "another token begins them, {0}.json can say {{\"end_token\": ID}}",
+                            path, o.end_token));
     std::vector<const TokenFile*> token_files;
     if (train) train->add_to(token_files);
     for (const auto& [name, set] : val) set->add_to(token_files);

@@ -386,6 +386,18 @@ TEST_CASE("check_vocabulary scans without sidecars and names shard, position, id
     check_error(ExitCode::bad_data, {dir / "s0.bin", "token 0", "id 1"}, [&] { set.check_vocabulary(1, 1000); });
 }
 
+TEST_CASE("without_token names the first shard of a pattern that lacks the token where it is looked for") {
+    const TemporaryDirectory dir;
+    write_shard<uint16_t>(dir / "a0.bin", {7, 1, 2, 7});
+    write_shard<uint16_t>(dir / "a1.bin", {1, 2});
+    write_shard<uint16_t>(dir / "b0.bin", {1, 2, 3, 7});
+    const ShardSet set({dir / "a*.bin", dir / "b*.bin"});
+    CHECK(set.without_token(7) == "");
+    CHECK(set.without_token(7, 3) == dir / "b0.bin");
+    CHECK(set.without_token(3) == dir / "a0.bin");
+    CHECK(set.without_token(70000) == dir / "a0.bin");
+}
+
 TEST_CASE("check_vocabulary trusts a sidecar's largest id") {
     TemporaryDirectory dir;
     const std::string path = write_shard<uint16_t>(dir / "a.bin", {1, 9, 3});

@@ -42,6 +42,8 @@ class Documents(Case):
                  "should begin with token 50256, as llm.c's do", "vocabulary of 257", llmc + '.json can say {"end_token"'),
                 (DATA, tiny_flags("--doc-mask", "--train", other),
                  "which token begins the documents of " + other + " is not known"),
+                (DATA, tiny_flags("--doc-mask", "--train", shard(tokens, vocab=257, end_token=201), "--val",
+                                  shard(tokens, vocab=257, end_token=201)), "no document of", "begins with token 201"),
                 (DATA, tiny_flags("--doc-mask", "--val", shard(tokens, vocab=257, end_token=7)),
                  "end_token 7 and 256")):
             with self.subTest(flags=flags):
