@@ -144,7 +144,8 @@ void print(const Inspection& f, const ModelConfig& model) {
     for (const Inspected* i : {&f.fp32, &f.bf16, &f.fp8})
         print_line("{:16} {:10.6f} {:>+9.4f} % {:10.6f} {:10.6f}", i->name, i->loss, 100 * (i->loss / f.fp32.loss - 1),
                    i->all().cosine(), i->all().gain());
-    print_line("KL(BF16 || FP8): {:.4e} nats per token, +- {:.1e}", f.divergence.kl, f.divergence.kl_error);
+    print_line("KL(BF16 || FP8): {:.4e} nats per token, +- {}", f.divergence.kl,
+               std::isnan(f.divergence.kl_error) ? "-" : fmt::format("{:.1e}", f.divergence.kl_error));
     print_line("\n{:16} {:^32} {:^32}\n{:16} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}", "", "gradient of the weight",
                "error of the FP8 matmul", "layer", "cos bf16", "cos fp8", "gain fp8", "forward", "dgrad", "wgrad");
     for (const TensorRow& row : all_tensors(model)) {

@@ -275,8 +275,8 @@ void set_offload(Options& options, Offload offload);
 // out.
 std::string config_json(const Options& options);
 
-// The flags in config_json() that were not given, and whose values follow from other flags. run.json names them, so that
-// they follow again when a resume, or a run that is configured with that file, changes those.
+// The flags in config_json() that were not given, and whose values follow from other flags. run.json names them, so
+// that they follow again when a resume, or a run that is configured with that file, changes those.
 std::vector<std::string> derived_flags(const Options& options);
 
 // The flags of one invocation that must be equal on all ranks, as a text to compare.

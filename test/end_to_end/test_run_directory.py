@@ -83,6 +83,13 @@ class Branches(RunDirectory):
         result = self.succeeds(run(*branch, checkpoint, "--config", config))
         self.assertIn("step 3 is done", result.out)
         self.assertEqual(list(Directory(self.elsewhere).checkpoints), [4])
+    def test_overwrite_deletes_nothing_before_the_new_run_can_begin(self):
+        before = self.files()
+        for flags in (["--init-from", self.run_.file("typo")], ["--sample-every", "1", "--prompt", "ids:99999"],
+                      ["--checkpoint-local", "/proc/nowhere"]):
+            with self.subTest(flags=flags):
+                self.assertNotEqual(self.run_.run("--overwrite", *flags).code, 0)
+                self.assertEqual(self.files(), before)
 
 
 class Auto(RunDirectory):

@@ -344,6 +344,9 @@ class Eval(Case):
             same = self.against_bf16(*val, *(text for name, value in how.items() for text in ("--" + name, value)))
             self.assertEqual([same["against_bf16"][name] for name in ("difference", "difference_error", "kl", "kl_error")],
                              [0] * 4)
+        one = run("eval", "--from", self.trained.directory, "--val", corpus().val, "-m", "1", "-b", "1", "--precision", "fp8",
+                  "--against", "bf16")
+        self.assertRegex(self.succeeds(one).out, r"\nval +[\d.]+ +\S+ +- +\S+ % +\S+ +-\n")  # no error is known
         if MPIRUN:  # the ranks' batches have other scales
             three = self.against_bf16(*val, "--precision", "fp8", "-z", "3", ranks=3)["against_bf16"]
             self.assertAlmostEqual(three["kl"], against["kl"], delta=0.2 * against["kl"])

@@ -1,15 +1,46 @@
-// Flags of llm.c and other programs are answered with those of this one; flags that it shares are left alone.
+// The texts of --help. Flags of llm.c and other programs are answered with those of this one; flags that it shares are
+// left alone.
 #include "llmc/flags/help.h"
 
 #include <doctest/doctest.h>
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
 #include <set>
+#include <sstream>
 
 #include "llmc/flags/flags.h"
 #include "test/helpers.h"
 
 using namespace llmc;
 using namespace llmc::test;
+
+namespace {
+
+std::string help_of(const char* program, bool all, size_t width) {
+    return help_text(usage_text(program, width), all, width);
+}
+
+size_t longest_line(const std::string& text) {
+    size_t longest = 0;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
+    return longest;
+}
+
+// The lines of `help` that begin with a flag.
+std::vector<std::string> flags_in(const std::string& help) {
+    std::vector<std::string> flags;
+    std::istringstream lines(help);
+    for (std::string line; std::getline(lines, line);)
+        if (line.starts_with("  -") || line.starts_with("      --")) flags.push_back(line);
+    return flags;
+}
+
+}  // namespace
 
 TEST_CASE("llm.c flags: each is answered by name") {
     for (const char* flag :
@@ -111,4 +142,65 @@ TEST_CASE("other programs: unknown commands are answered") {
     CHECK(contains(unknown_command_text("exprot"), "did you mean export?"));
     CHECK(contains(unknown_command_text("resume"), "add --resume latest"));
     CHECK(contains(unknown_command_text("xyz"), "unknown command 'xyz' (commands: train, eval, sample, export"));
+}
+
+TEST_CASE("options: --help-all shows every flag with its true default") {
+    const std::string help = help_of("train_gpt_cpu", true, 100);
+    CHECK(contains(help, "Usage: train_gpt_cpu [COMMAND] FLAGS"));
+    CHECK(flags_in(help).size() == all_flags().size());
+    std::set<std::string> long_names;
+    std::set<char> short_names;
+    for (const Flag& flag : all_flags()) {
+        CAPTURE(flag.long_name);
+        CHECK(contains(help, "--" + flag.long_name));
+        CHECK(contains(help, "\n" + flag.group + "\n"));
+        CHECK(contains(help_markdown(), "--" + flag.long_name));
+        CHECK(long_names.insert(flag.long_name).second);
+        if (flag.short_name != 0) CHECK(short_names.insert(flag.short_name).second);
+    }
+    // In the form that people write them. All others are in dev/guide/flags.md, which test_run_files.py compares.
+    CHECK(default_text(*find_flag("lr")) == "3e-4");
+    CHECK(default_text(*find_flag("eps")) == "1e-8");
+    CHECK(default_text(*find_flag("max-steps")) == "one epoch");
+    CHECK(default_text(*find_flag("val-every")) == "auto");
+    CHECK(default_text(*find_flag("top-p")) == "1");
+    CHECK(default_text(*find_flag("batch")) == "4");
+    CHECK(default_text(*find_flag("recompute")) == "auto");
+}
+
+TEST_CASE("options: --help shows the flags that matter most, on little more than a page") {
+    const std::string help = help_of("train_gpt", false, 100);
+    size_t common = 0;
+    for (const Flag& flag : all_flags()) common += flag.common;
+    CHECK(flags_in(help).size() == common);
+    CHECK(common >= 15);
+    CHECK(common <= 26);
+    CHECK(std::count(help.begin(), help.end(), '\n') < 85);
+    for (const char* part : {"--train GLOB", "--model", "--batch", "--precision", "--zero", "--resume", "--val-every",
+                             "--dry-run", "\nSeveral GPUs", "sample --help", "--help-all", "Exit codes: 0 done"})
+        CHECK(contains(help, part));
+    CHECK(!contains(help, "--muon-ns"));
+}
+
+TEST_CASE("options: help fits the width of the terminal") {
+    for (const bool all : {false, true})
+        for (const size_t width : {80, 100, 120}) {
+            const std::string help = help_of("train_gpt_cpu", all, width);
+            CHECK(longest_line(help) <= width);
+            CHECK(longest_line(help) + 10 > width);
+            CHECK(!contains(help, " \n"));
+        }
+    CommandFlags command = {"x", "About x."};
+    command.flags = {{'b', "batch", "N", "aaa bbb", "4"}, {0, "a-very-long-name-of-a-flag", "N", "ccc", "d"}};
+    CHECK(command_help(command, 60) ==
+          "Usage: train_gpt x [FLAGS]\n\nAbout x.\n\n  -b, --batch N             aaa bbb [4]\n"
+          "      --a-very-long-name-of-a-flag N\n                            ccc [d]\n");
+    const char* const before = std::getenv("COLUMNS");
+    const std::string kept = before ? before : "";
+    const std::map<const char*, size_t> widths = {{"100", 100}, {"20", 60}, {"500", 120}, {"-3", 80}, {"x", 80}};
+    for (const auto& [columns, width] : widths) {
+        setenv("COLUMNS", columns, 1);
+        if (isatty(STDOUT_FILENO) == 0 || width != 80) CHECK(help_width() == width);
+    }
+    before ? setenv("COLUMNS", kept.c_str(), 1) : unsetenv("COLUMNS");
 }

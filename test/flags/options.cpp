@@ -51,10 +51,6 @@ std::map<std::string, json> values_of(const Options& options) {
     return values;
 }
 
-std::string help_of(const char* program, bool all, size_t width) {
-    return help_text(usage_text(program, width), all, width);
-}
-
 std::string refusal(const Arguments& arguments) {
     return error_of([&] { parse(arguments); }, ExitCode::bad_flags);
 }
@@ -523,7 +519,7 @@ TEST_CASE("options: values of a run that followed from another flag follow it ag
                   .text("fp8-layers")
                   .find("lm_head") == std::string::npos);
     }
-    // What followed in the first run still does so after a resume.
+    // After a resume, values still follow as in the first run.
     const Options second = again(with({"--optimizer", "muon"}), {}, true);
     CHECK(contains(derived_flags(second), "adamw-lr"));
 }
@@ -750,123 +746,10 @@ TEST_CASE("options: help and version win over everything else") {
           Arguments{"-b", "4", "--help", "--unknown"}, Arguments{"-h", "-b"}}) {
         const ParsedOptions parsed = parse(arguments);
         REQUIRE(parsed.text);
-        CHECK(*parsed.text == help_of("train_gpt", false, help_width()));
+        CHECK(*parsed.text == help_text(usage_text("train_gpt", help_width()), false, help_width()));
     }
-    CHECK(*parse({"--help-all"}).text == help_of("train_gpt", true, help_width()));
+    CHECK(*parse({"--help-all"}).text == help_text(usage_text("train_gpt", help_width()), true, help_width()));
     CHECK(*parse({"-i", "x", "--help-markdown"}).text == help_markdown());
     CHECK(contains(*parse({"--version"}).text, "train_gpt " + version_number()));
     CHECK(contains(*parse({"--version"}).text, word_of(default_precision())));
-}
-
-namespace {
-
-size_t longest_line(const std::string& text) {
-    size_t longest = 0;
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
-    return longest;
-}
-
-// The lines of `help` that begin with a flag.
-std::vector<std::string> flags_in(const std::string& help) {
-    std::vector<std::string> flags;
-    std::istringstream lines(help);
-    for (std::string line; std::getline(lines, line);)
-        if (line.starts_with("  -") || line.starts_with("      --")) flags.push_back(line);
-    return flags;
-}
-
-}  // namespace
-
-TEST_CASE("options: --help-all shows every flag with its true default") {
-    const std::string help = help_of("train_gpt_cpu", true, 100);
-    CHECK(contains(help, "Usage: train_gpt_cpu [COMMAND] FLAGS"));
-    CHECK(flags_in(help).size() == all_flags().size());
-    std::set<std::string> long_names;
-    std::set<char> short_names;
-    for (const Flag& flag : all_flags()) {
-        CAPTURE(flag.long_name);
-        CHECK(contains(help, "--" + flag.long_name));
-        CHECK(contains(help, "\n" + flag.group + "\n"));
-        CHECK(contains(help_markdown(), "--" + flag.long_name));
-        CHECK(long_names.insert(flag.long_name).second);
-        if (flag.short_name != 0) CHECK(short_names.insert(flag.short_name).second);
-    }
-    // In the form that people write them. All others are in dev/guide/flags.md, which test_run_files.py compares.
-    CHECK(default_text(*find_flag("lr")) == "3e-4");
-    CHECK(default_text(*find_flag("eps")) == "1e-8");
-    CHECK(default_text(*find_flag("max-steps")) == "one epoch");
-    CHECK(default_text(*find_flag("val-every")) == "auto");
-    CHECK(default_text(*find_flag("top-p")) == "1");
-    CHECK(default_text(*find_flag("batch")) == "4");
-    CHECK(default_text(*find_flag("recompute")) == "auto");
-}
-
-TEST_CASE("options: --help shows the flags that matter most, on little more than a page") {
-    const std::string help = help_of("train_gpt", false, 100);
-    size_t common = 0;
-    for (const Flag& flag : all_flags()) common += flag.common;
-    CHECK(flags_in(help).size() == common);
-    CHECK(common >= 15);
-    CHECK(common <= 26);
-    CHECK(std::count(help.begin(), help.end(), '\n') < 85);
-    for (const char* part : {"--train GLOB", "--model", "--batch", "--precision", "--zero", "--resume", "--val-every",
-                             "--dry-run", "\nSeveral GPUs", "sample --help", "--help-all", "Exit codes: 0 done"})
-        CHECK(contains(help, part));
-    CHECK(!contains(help, "--muon-ns"));
-}
-
-TEST_CASE("options: help fits the width of the terminal") {
-    for (const bool all : {false, true})
-        for (const size_t width : {80, 100, 120}) {
-            const std::string help = help_of("train_gpt_cpu", all, width);
-            CHECK(longest_line(help) <= width);
-            CHECK(longest_line(help) + 10 > width);
-            CHECK(!contains(help, " \n"));
-        }
-    CommandFlags command = {"x", "About x."};
-    command.flags = {{'b', "batch", "N", "aaa bbb", "4"}, {0, "a-very-long-name-of-a-flag", "N", "ccc", "d"}};
-    CHECK(command_help(command, 60) ==
-          "Usage: train_gpt x [FLAGS]\n\nAbout x.\n\n  -b, --batch N             aaa bbb [4]\n"
-          "      --a-very-long-name-of-a-flag N\n                            ccc [d]\n");
-    const char* const before = std::getenv("COLUMNS");
-    const std::string kept = before ? before : "";
-    const std::map<const char*, size_t> widths = {{"100", 100}, {"20", 60}, {"500", 120}, {"-3", 80}, {"x", 80}};
-    for (const auto& [columns, width] : widths) {
-        setenv("COLUMNS", columns, 1);
-        if (isatty(STDOUT_FILENO) == 0 || width != 80) CHECK(help_width() == width);
-    }
-    before ? setenv("COLUMNS", kept.c_str(), 1) : unsetenv("COLUMNS");
-}
-
-TEST_CASE("token schedule: tokens of a step, of all steps up to it, and steps that tokens suffice for") {
-    for (const char* text : {"off", "3:2", "3:2,5:1,6:4"}) {
-        CAPTURE(text);
-        const TokenSchedule batches(batch_stages_from_text(text), 7);
-        std::vector<int64_t> expected;
-        for (const auto& [tokens, steps] : batches.stages()) expected.insert(expected.end(), steps, tokens);
-        const size_t staged = expected.size();
-        expected.resize(12, 7);
-        int64_t until = 0;
-        for (int64_t step = 1; step <= 12; step++) {
-            CAPTURE(step);
-            const int64_t tokens = expected[static_cast<size_t>(step) - 1];
-            CHECK(batches.tokens_of(step) == tokens);
-            CHECK(batches.tokens_until(step - 1) == until);
-            CHECK(batches.grows_after(step - 1) == (static_cast<size_t>(step) <= staged));
-            for (int64_t left = 0; left < tokens; left++) CHECK(batches.steps_within(until + left) == step - 1);
-            until += tokens;
-        }
-    }
-}
-
-TEST_CASE("token schedule: invalid texts are refused") {
-    for (const char* text :
-         {"", "on", "3", "3:", ":3", "3:2,", ",3:2", "3:2,3:1", "5:2,3:1", "0:2", "3:0", "-3:2", "3:2 ", "3:2x",
-          "3:2:1", "3.5:2", "300000000:1", "1:300000000", "99999999999999999999:1"}) {
-        CAPTURE(text);
-        const std::string message = error_of([&] { batch_stages_from_text(text); }, ExitCode::bad_flags);
-        CHECK(message.starts_with(std::string("--batch-schedule ") + text + ": "));
-        CHECK_THROWS_AS(seq_stages_from_text(text), Error);
-    }
 }
