@@ -83,6 +83,9 @@ class Branches(RunDirectory):
         result = self.succeeds(run(*branch, checkpoint, "--config", config))
         self.assertIn("step 3 is done", result.out)
         self.assertEqual(list(Directory(self.elsewhere).checkpoints), [4])
+
+
+class Overwrite(RunDirectory):
     def test_overwrite_deletes_nothing_before_the_new_run_can_begin(self):
         before = self.files()
         for flags in (["--init-from", self.run_.file("typo")], ["--sample-every", "1", "--prompt", "ids:99999"],
