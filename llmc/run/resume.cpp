@@ -295,11 +295,11 @@ const std::vector<ResumeRule> kResumeRules = {
     {OnChange::free,
      "train val out init-from model stop-after max-minutes recompute offload zero shard-within comm "
      "timeout-start timeout-step timeout-save log-every checkpoint-every checkpoint-minutes keep verify "
-     "on-save-error checkpoint-local after-checkpoint val-every val-batches sample-every sample-tokens tokenizer "
+     "on-save-error checkpoint-local after-checkpoint val-batches sample-every sample-tokens tokenizer "
      "prompt temperature top-k top-p signals-every fp8-log-every tune verify-every hellaswag task tokens"},
     {OnChange::noted,
      "batch depth max-steps epochs lr warmup schedule final-lr-fraction decay-from cooldown restart-every "
-     "plateau early-stop weight-decay cautious-decay beta1 beta2 eps master gradients adam-moments "
+     "plateau early-stop val-every weight-decay cautious-decay beta1 beta2 eps master gradients adam-moments "
      "momentum nesterov muon-ns muon-scale adamw-lr "
      "adamw-weight-decay clip clip-kind qk-clip z-loss average precision tf32 kernels fp8-recipe fp8-layers fp8-grad "
      "fp8-history fp8-margin fp8-amax-algo fp8-pow2-scales fp8-fast-accum fp8-emulation fp8-fallback fp8-until "
