@@ -62,13 +62,10 @@ void CheckpointCommand::look() {
     waiting_.reset();
 }
 
-void CheckpointCommand::wait(const std::function<void()>& alive) {
+void CheckpointCommand::wait(const std::function<bool(bool runs)>& goes_on) {
     look();
     if (running_) print_line("waiting for --after-checkpoint of step {}", waiting_ ? waiting_->step : running_->step);
-    for (; running_; look()) {
-        alive();
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
+    for (; goes_on(running_.has_value()); look()) std::this_thread::sleep_for(std::chrono::milliseconds(100));
 }
 
 std::vector<int64_t> CheckpointCommand::steps() const {

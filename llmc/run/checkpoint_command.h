@@ -23,8 +23,9 @@ public:
     void start(int64_t step, const std::string& path);
     // Warns if the command has failed, and starts the next one. Does not wait.
     void look();
-    // Waits for the commands, and calls `alive` about ten times a second meanwhile.
-    void wait(const std::function<void()>& alive);
+    // Looks about ten times a second until goes_on() returns false. `runs` says whether this rank's command still does.
+    // Ranks without commands can thus wait for another rank's.
+    void wait(const std::function<bool(bool runs)>& goes_on);
     // The steps whose checkpoints the command reads or is going to read.
     std::vector<int64_t> steps() const;
 

@@ -154,6 +154,14 @@ Failure Checkpoints<Real>::finish() {
 }
 
 template <class Real>
+void Checkpoints<Real>::wait_for_commands() {
+    command_.wait([this](bool runs) {
+        alive_();  // one rank alone has no collectives
+        return trainer_.comm().host_max(runs) > 0;
+    });
+}
+
+template <class Real>
 void Checkpoints<Real>::report(const SaveOutcome& outcome, bool last) {
     const bool is_main = trainer_.comm().is_main();
     if (outcome.problem.empty()) {

@@ -45,8 +45,9 @@ public:
     // Saves the last checkpoint of the run, unless this step has one, and waits until it is written. Returns the reason
     // if that failed, the same on every rank.
     Failure finish();
-    // Waits for the commands of --after-checkpoint, and calls `alive` meanwhile.
-    void wait_for_commands() { command_.wait(alive_); }
+    // Waits for the commands of --after-checkpoint. Only rank 0 has some. The others wait with it, so that no watchdog
+    // misses a sign of life, and all ranks notice if one dies.
+    void wait_for_commands();
 
 private:
     void begin(bool last);

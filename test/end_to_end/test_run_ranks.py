@@ -182,6 +182,11 @@ class Ranks(Case):
         self.assertGreater(found["slow_rank"]["data_ms"], 100)
         self.assertRegex(output, r"rank 1 on .* is slow: .*; it waits \S+ ms for its data\n")
 
+    def test_a_command_that_takes_longer_than_the_time_limit(self):
+        """Only the first rank has commands of --after-checkpoint. The others wait with it, without a limit."""
+        done = RankRun(2, "--max-steps", "1", "--timeout-save", "1", "--after-checkpoint", "sleep 4; true").result
+        self.assertIn("waiting for --after-checkpoint of step 1\n", done.out)
+
     def test_refusals(self):
         tiny = tiny_flags()
         for flags, part in ((["--zero", "4"], "--zero"),

@@ -13,7 +13,7 @@ using namespace llmc::test;
 
 namespace {
 
-const auto kAlive = [] {};
+const auto kUntilItEnds = [](bool runs) { return runs; };
 
 // Runs the command for a checkpoint with this path. Returns the text that it wrote into `log`, which is $LOG.
 std::string outcome(const std::string& command, const std::string& path, const std::string& log,
@@ -21,7 +21,7 @@ std::string outcome(const std::string& command, const std::string& path, const s
     std::filesystem::remove(log);
     CheckpointCommand run("export LOG=" + log + "; " + command);
     run.start(7, path);
-    run.wait(kAlive);
+    run.wait(kUntilItEnds);
     // A command in the background may write after the shell has ended.
     for (int i = 0; i < 1000 && read_file(log) != expected; i++)
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -83,10 +83,10 @@ TEST_CASE("--after-checkpoint: one command at a time, and the newest checkpoint 
     while (read_file(log).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     CHECK(read_file(log) == "begin one\n");
     make_file(base / "go", "");
-    run.wait(kAlive);
+    run.wait(kUntilItEnds);
     CHECK(read_file(log) == "begin one\nend one\nbegin three\nend three\n");
     CHECK(run.steps() == Steps{});
     run.start(4, "four");  // a command that has ended makes way
-    run.wait(kAlive);
+    run.wait(kUntilItEnds);
     CHECK(contains(read_file(log), "end four\n"));
 }
