@@ -128,9 +128,10 @@ std::string CheckpointReader::tensor_at(const SafetensorsFile& opened, uint64_t 
     return first == last ? "tensor " + first : "tensors " + first + " to " + last;
 }
 
-void CheckpointReader::check_bytes(const StateFile& file, const Alive& alive) const {
+void CheckpointReader::check_chunks(const StateFile& file, size_t first, size_t count, const Alive& alive) const {
     const InputFile opened(path(file), kStateFile);
-    in_threads(file.checksums.size(), alive, [&](size_t c, std::vector<char>& chunk) {
+    in_threads(count, alive, [&](size_t i, std::vector<char>& chunk) {
+        const size_t c = first + i;
         const uint64_t begin = c * manifest_.chunk_bytes;
         const size_t bytes = static_cast<size_t>(std::min(manifest_.chunk_bytes, file.bytes - begin));
         chunk.resize(bytes);
@@ -147,14 +148,23 @@ void CheckpointReader::check_bytes(const StateFile& file, const Alive& alive) co
     });
 }
 
-void CheckpointReader::verify(Verify how, size_t first, size_t stride, const Alive& alive) const {
+void CheckpointReader::verify(Verify how, size_t part, size_t parts, const Alive& alive) const {
     if (how == Verify::none) return;
-    for (size_t f = first; f < manifest_.files.size(); f += stride) {
+    // The parts consist of chunks, or of files if only their sizes are checked.
+    const auto pieces_of = [&](const StateFile& file) { return how == Verify::full ? file.checksums.size() : 1; };
+    size_t all = 0, before = 0;
+    for (const StateFile& file : manifest_.files) all += pieces_of(file);
+    const size_t begin = all * part / parts, end = all * (part + 1) / parts;
+    for (size_t f = 0; f < manifest_.files.size(); f++) {
         const StateFile& file = manifest_.files[f];
-        const uint64_t bytes = size_of(file);
-        if (bytes != file.bytes) refuse_file(path(file), "has {} bytes, {} were written", bytes, file.bytes);
-        if (how == Verify::full) check_bytes(file, alive);
-        open(f);
+        const size_t from = std::max(begin, before), to = std::min(end, before + pieces_of(file));
+        if (from < to) {
+            const uint64_t bytes = size_of(file);
+            if (bytes != file.bytes) refuse_file(path(file), "has {} bytes, {} were written", bytes, file.bytes);
+            if (how == Verify::full) check_chunks(file, from - before, to - from, alive);
+            open(f);
+        }
+        before += pieces_of(file);
     }
 }
 

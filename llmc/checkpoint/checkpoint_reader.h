@@ -27,11 +27,11 @@ public:
     const Manifest& manifest() const { return manifest_; }
     const StateTensor& tensor(const std::string& name) const;  // throws if there is none
 
-    // Throws unless the files first, first + stride, first + 2 * stride ... are as they were written. Calls `alive` now
-    // and then, because this may take long.
+    // Throws unless one of `parts` equal parts of the checkpoint is as it was written, so that ranks share the work and
+    // end at about the same time. Calls `alive` now and then, because this may take long.
     using Alive = std::function<void()>;
     void verify(
-        Verify how, size_t first = 0, size_t stride = 1, const Alive& alive = [] {}) const;
+        Verify how, size_t part = 0, size_t parts = 1, const Alive& alive = [] {}) const;
 
     // Reads elements [start, start + count) of a flattened part into FP32, from all files that hold some of them,
     // whether those store FP32 or BF16.
@@ -46,7 +46,7 @@ private:
     std::string path(const StateFile& file) const { return directory_ + "/" + file.name; }
     uint64_t size_of(const StateFile& file) const;  // throws if it is not a regular file
     const SafetensorsFile& open(size_t file) const;
-    void check_bytes(const StateFile& file, const Alive& alive) const;
+    void check_chunks(const StateFile& file, size_t first, size_t count, const Alive& alive) const;
     std::string tensor_at(const SafetensorsFile& opened, uint64_t begin, uint64_t end) const;
 
     const std::string directory_;

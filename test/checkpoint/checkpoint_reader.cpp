@@ -3,8 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <numeric>
 #include <thread>
 
 #include "state_fixture.h"
@@ -89,6 +91,20 @@ TEST_CASE("checkpoint: the error names the first of several damaged chunks, whic
         CHECK(std::this_thread::get_id() == caller);
     });
     CHECK(signs <= std::ssize(entry.checksums));
+    // Ranks share the chunks of a single file: each is checked by one of them, and all have about as many.
+    for (const size_t ranks : {size_t{3}, size_t{7}, 2 * entry.checksums.size()}) {
+        std::vector<size_t> found(ranks);
+        for (size_t c = 0; c < entry.checksums.size(); c++) {
+            std::string changed = bytes;
+            changed[8 * c] ^= 1;
+            make_file(file, changed);
+            for (size_t rank = 0; rank < ranks; rank++)
+                found[rank] += !checkpoint_error([&] { reader.verify(Verify::full, rank, ranks); }).empty();
+        }
+        const auto [least, most] = std::minmax_element(found.begin(), found.end());
+        CHECK(std::accumulate(found.begin(), found.end(), size_t{0}) == entry.checksums.size());
+        CHECK(*most - *least <= 1);
+    }
     for (size_t first = 0; first < entry.checksums.size(); first++) {
         std::string changed = bytes;
         for (size_t at = 8 * first; at < bytes.size(); at += 8) changed[at] ^= 1;
