@@ -32,12 +32,19 @@ public:
     virtual std::string place(const std::string& from) const { return from; }
 };
 
+// The part of a checkpoint that a rank verifies when it opens its weights (CheckpointReader::verify()).
+struct VerifiedPart {
+    size_t part = 0, parts = 1;
+    CheckpointReader::Alive alive = [] {};
+};
+
 // Opens the source that the path names: a training checkpoint, a run with one (its newest), a file that begins with
 // llm.c's magic number or is called .bin, or any of Hugging Face's forms. The average of the weights (--average) is
 // only in training checkpoints, also in those of a run that has finished.
 std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average = false);
 // The same for a run of this model. Refuses a source of a different model. A .safetensors file needs no config.json.
-std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model);
+std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model,
+                                           const VerifiedPart& verified = {});
 
 // The directory of the weights that `from` names, and the run directory that a checkpoint belongs to.
 std::vector<std::string> weight_directories(const std::string& from);
@@ -68,8 +75,9 @@ std::string newest_checkpoint(const std::string& path);
 // The FP32 master weights of a training checkpoint, or their average, for --init-from and export.
 class CheckpointWeights : public WeightSource {
 public:
-    // Checks every byte first.
-    explicit CheckpointWeights(const std::string& checkpoint, const char* part = "master");
+    // Checks every byte of all parts, or of one part, first.
+    explicit CheckpointWeights(const std::string& checkpoint, const char* part = "master",
+                               const VerifiedPart& verified = {});
 
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;

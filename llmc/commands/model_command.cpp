@@ -83,7 +83,7 @@ void resolve_for(const ModelConfig& model, Options& o, ResolveInputs surrounding
 }
 
 template <class Real>
-std::vector<std::unique_ptr<Trainer<Real>>> load_models(const std::vector<Options>& options, const Ranks& ranks,
+std::vector<std::unique_ptr<Trainer<Real>>> load_models(const std::vector<Options>& options, Ranks& ranks,
                                                         const WeightSource& weights) {
     std::vector<std::unique_ptr<Trainer<Real>>> trainers;
     MemoryByKind needed;
@@ -98,14 +98,14 @@ std::vector<std::unique_ptr<Trainer<Real>>> load_models(const std::vector<Option
                  !ranks.device.is_host);
     for (const auto& trainer : trainers) {
         trainer->allocate();
-        load_weights(*trainer, weights, options.front().from);
+        load_weights(*trainer, weights, options.front().from, [&] { ranks.watchdog.alive(); });
     }
     return trainers;
 }
 
-template std::vector<std::unique_ptr<Trainer<float>>> load_models(const std::vector<Options>&, const Ranks&,
+template std::vector<std::unique_ptr<Trainer<float>>> load_models(const std::vector<Options>&, Ranks&,
                                                                   const WeightSource&);
-template std::vector<std::unique_ptr<Trainer<bf16>>> load_models(const std::vector<Options>&, const Ranks&,
+template std::vector<std::unique_ptr<Trainer<bf16>>> load_models(const std::vector<Options>&, Ranks&,
                                                                  const WeightSource&);
 
 }  // namespace llmc

@@ -44,7 +44,7 @@ void resolve_for(const ModelConfig& model, Options& options, ResolveInputs surro
 // Trainers of resolved options that evaluate alone, all with the same weights. Fails before anything is allocated if
 // the device has no room for them together. A collective.
 template <class Real>
-std::vector<std::unique_ptr<Trainer<Real>>> load_models(const std::vector<Options>& options, const Ranks& ranks,
+std::vector<std::unique_ptr<Trainer<Real>>> load_models(const std::vector<Options>& options, Ranks& ranks,
                                                         const WeightSource& weights);
 
 }  // namespace llmc

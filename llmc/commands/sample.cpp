@@ -123,7 +123,7 @@ bool ask(std::string& prompt) {
 }
 
 template <class Real>
-void sample(const Options& o, const TokenDecoder& decoder, const Ranks& ranks, const WeightSource& weights) {
+void sample(const Options& o, const TokenDecoder& decoder, Ranks& ranks, const WeightSource& weights) {
     const auto trainers = load_models<Real>({o}, ranks, weights);
     Writer<Real> writer(o, decoder, *trainers.front());
     if (!o.given.contains("prompt") && std::filesystem::is_fifo("/dev/stdin"))

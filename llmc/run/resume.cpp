@@ -492,8 +492,13 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, const Inputs& 
         trainer.initialize(o.seed);
     } else {
         const double start = monotonic_seconds();
-        const std::unique_ptr<WeightSource> weights = open_weights(o.init_from, o.model);
-        load_weights(trainer, *weights, o.init_from);
+        const auto alive = [&] { ranks.watchdog.alive(); };
+        std::unique_ptr<WeightSource> weights;
+        do_together(ranks.comm, [&] {
+            const auto part = static_cast<size_t>(ranks.comm.rank()), parts = static_cast<size_t>(ranks.comm.world());
+            weights = open_weights(o.init_from, o.model, {part, parts, alive});
+        });
+        load_weights(trainer, *weights, o.init_from, alive);
         if (ranks.comm.is_main())
             print_line("weights read from {} in {:.2f} s", weights->place(o.init_from), monotonic_seconds() - start);
         if (ranks.comm.is_main() && !weights->describes_model())

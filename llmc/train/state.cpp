@@ -209,11 +209,13 @@ TrainerState state_from_json(const Json& json) {
 }
 
 template <class Real>
-void load_weights(Trainer<Real>& trainer, const WeightSource& weights, const std::string& name) {
+void load_weights(Trainer<Real>& trainer, const WeightSource& weights, const std::string& name,
+                  const std::function<void()>& alive) {
     const bool compares = trainer.comm().world() > 1;
     std::vector<uint64_t> checksums;
     ZeroWeights zeros(name);
     import_weights(weights, [&](const std::string& tensor, const std::vector<float>& values) {
+        alive();
         zeros.look(tensor, values);
         if (compares) checksums.push_back(checksum(values.data(), values.size() * sizeof(float)));
         trainer.set_weight(tensor, values);
@@ -234,8 +236,8 @@ void save_weights(const Trainer<Real>& trainer, const std::string& path, int end
         for (const TensorRow& row : all_tensors(trainer.config().model)) trainer.get_weight(row.name);
 }
 
-template void load_weights(Trainer<float>&, const WeightSource&, const std::string&);
-template void load_weights(Trainer<bf16>&, const WeightSource&, const std::string&);
+template void load_weights(Trainer<float>&, const WeightSource&, const std::string&, const std::function<void()>&);
+template void load_weights(Trainer<bf16>&, const WeightSource&, const std::string&, const std::function<void()>&);
 template void save_weights(const Trainer<float>&, const std::string&, int);
 template void save_weights(const Trainer<bf16>&, const std::string&, int);
 

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -63,9 +64,11 @@ void for_each_state(const Trainer<Real>& trainer, HeldPart held, Visit&& visit) 
 }
 
 // Sets a trainer's weights from a source that is called `name` (checkpoint/weight_source.h). Every rank reads all of
-// it; ranks that have read different weights are refused. A collective.
+// it; ranks that have read different weights are refused. Calls `alive` for every tensor. A collective.
 template <class Real>
-void load_weights(Trainer<Real>& trainer, const WeightSource& weights, const std::string& name);
+void load_weights(
+    Trainer<Real>& trainer, const WeightSource& weights, const std::string& name,
+    const std::function<void()>& alive = [] {});
 // Writes a trainer's weights in Hugging Face's format. A collective: the first rank writes, and only it needs `path`.
 // `end_token`: the token between documents, or -1 if it is unknown.
 template <class Real>

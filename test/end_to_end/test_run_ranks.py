@@ -187,6 +187,14 @@ class Ranks(Case):
         done = RankRun(2, "--max-steps", "1", "--timeout-save", "1", "--after-checkpoint", "sleep 4; true").result
         self.assertIn("waiting for --after-checkpoint of step 1\n", done.out)
 
+    def test_weights_that_take_longer_to_read_than_the_start_may(self):
+        """Every tensor is a sign of life. There are 52, each read in one call."""
+        flags = ["--layers", "4", "--max-steps", "1"]
+        saved = FinishedRun(*flags).path("checkpoints/step_00000001")
+        done = RankRun(2, *flags, "--init-from", saved, "--timeout-start", "2",
+                       env={"LD_PRELOAD": disk_trouble(), "DISK_READ_MS": "80"}).result
+        self.assertGreater(float(re.search(r"weights read from .* in ([0-9.]+) s", done.out)[1]), 3)
+
     def test_refusals(self):
         tiny = tiny_flags()
         for flags, part in ((["--zero", "4"], "--zero"),
