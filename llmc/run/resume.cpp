@@ -431,6 +431,9 @@ static void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed
     require_tensors(checkpoint, trainer.state_tensors());
     TrainerState state = resumed.state;
     state.step = resumed.position.step;
+    // Earlier versions did not save the alignment, which depends on --adam-moments alone.
+    if (state.residual_alignment == 0 && !contains(resumed.changed, "adam-moments"))
+        state.residual_alignment = trainer.table().alignment();
     const bool same_scales = trainer.restore(
         state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* values) {
             ranks.watchdog.alive();
@@ -443,9 +446,10 @@ static void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed
                m.world == trainer.comm().world() ? "" : (", on " + plural(m.world, "rank")), format_bytes(m.bytes()),
                seconds);
     for (const std::string& note : resumed.notes) print_line("note: {}", note);
-    if (trainer.gradients().residuals() && state.residuals != trainer.comm().world())
-        print_line("note: --reduce fp8 starts without residuals: the checkpoint has those of {} ranks",
-                   state.residuals);
+    if (trainer.gradients().residuals() && !trainer.continues_residuals(state))
+        print_line("note: --reduce fp8 starts without residuals: the checkpoint has those of {}",
+                   state.residuals == trainer.comm().world() ? "another --adam-moments, with other places for tensors"
+                                                             : plural(state.residuals, "rank"));
     if (trainer.config().optimizer.averages() && state.optimizer.averaged == 0)
         print_line("note: the checkpoint has no average of the weights: --average begins with this run");
     const Fp8Registry* const fp8 = trainer.fp8();

@@ -191,6 +191,7 @@ void list_fields(const Fields& field, TrainerState& state) {
         field("fp8", *state.fp8);
     }
     if (field.has("residuals", state.residuals > 0)) field("residuals", state.residuals);
+    if (field.has("residual_alignment", state.residuals > 0)) field("residual_alignment", state.residual_alignment);
 }
 
 }  // namespace

@@ -24,6 +24,9 @@ struct TrainerState {
     OptimizerState optimizer;
     std::optional<Fp8Saved> fp8;
     int residuals = 0;  // number of ranks that saved residuals of their gradients (Feedback)
+    // ParameterTable::alignment(), which decides where in the residuals each tensor lies. 0 in checkpoints of earlier
+    // versions.
+    uint64_t residual_alignment = 0;
 };
 
 // Floats keep all their bits. Infinities and NaN become text.

@@ -304,18 +304,25 @@ TrainerState Trainer<Real>::read_state() {
     state.step = step_;
     state.optimizer = optimizer_.read_state(stream_);
     if (fp8()) state.fp8 = fp8()->read_state(stream_);
-    if (gradients_.residuals()) state.residuals = comm_.world();
+    if (gradients_.residuals()) {
+        state.residuals = comm_.world();
+        state.residual_alignment = table_.alignment();
+    }
     return state;
 }
 
-// Loads this rank's saved residuals. With a different number of ranks they would belong to other micro-batches, so they
-// start at zero.
+template <class Real>
+bool Trainer<Real>::continues_residuals(const TrainerState& state) const {
+    return state.residuals == comm_.world() && state.residual_alignment == table_.alignment();
+}
+
+// Loads this rank's saved residuals, or starts them at zero.
 template <class Real>
 void Trainer<Real>::restore_residuals(const TrainerState& state, const ReadState& read) {
     bf16* const residuals = gradients_.residuals();
     if (!residuals) return;
     set_bytes(residuals, 0, table_.count() * sizeof(bf16), stream_);
-    if (state.residuals != comm_.world()) return;
+    if (!continues_residuals(state)) return;
     read_part({{residuals_of(comm_.rank()), "residual", 0, table_.count(), "BF16"}, residuals}, read, stream_);
 }
 

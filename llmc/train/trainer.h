@@ -170,6 +170,9 @@ public:
     // with the same order of sums. Returns false if FP8 scales have to be found again, because they are made
     // differently in this run.
     bool restore(const TrainerState& state, const ReadState& read);
+    // False if the residuals in a checkpoint do not fit this run, which then starts them at zero: with a different
+    // number of ranks they would belong to other micro-batches, with a different alignment to other parameters.
+    bool continues_residuals(const TrainerState& state) const;
 
     // NorMuon's second moments of all matrices. `values` is nullptr if another rank owns the matrix.
     std::vector<DeviceSlice> second_moments() const;

@@ -33,6 +33,22 @@ class Checkpoints(Case):
                 self.assertIn(note, done.out)
                 self.assertEqual(len([n for n in moved.state(12) if n[1] == "residual"]), 2 if ranks == 2 else 0)
 
+    def test_other_places_for_tensors(self):
+        """With --adam-moments fp8 tensors begin at other places, so residuals would go to other parameters. All other
+        changes of the format keep them."""
+        flags = [*self.FLAGS, "--zero", "1", "--channels", "96", "--layers", "2", "--heads", "3"]
+        note = ("note: --reduce fp8 starts without residuals: the checkpoint has those of another --adam-moments, with other "
+                "places for tensors\n")
+        for then, now, starts in (("fp8", "fp32", True), ("fp32", "fp8", True), ("bf16", "fp8", True),
+                                  ("fp32", "bf16", False), ("fp8", "fp8", False)):
+            with self.subTest(then=then, now=now):
+                run_ = Directory()
+                self.succeeds(run_.run(*flags, "--adam-moments", then, "--stop-after", "2", ranks=2))
+                done = self.succeeds(run_.run(*flags, "--adam-moments", now, "--resume", "latest", "--max-steps", "3",
+                                              ranks=2))
+                self.assertEqual(note in done.out, starts, done.out)
+                self.assertEqual(run_.manifest(3)["state"]["residual_alignment"], 64 if now == "fp8" else 8)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -277,6 +277,29 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
     CHECK(back.fp8->left == state.fp8->left);
 }
 
+TEST_CASE("state: residuals continue only with the same ranks and places, and earlier versions saved no places") {
+    TrainerState state;
+    CHECK(!contains(json_text(state_json(state)), "residual"));
+    state.residuals = 2;
+    state.residual_alignment = 64;
+    nlohmann::ordered_json json = parse_json(json_text(state_json(state)));
+    CHECK(state_from_json(json).residual_alignment == 64);
+    json.erase("residual_alignment");
+    CHECK(state_from_json(json).residual_alignment == 0);
+    TrainerConfig fp8 = config_of(nullptr);
+    fp8.optimizer.adam_moments = StateFormat::fp8;
+    TestModel<bf16> narrow(fp8), wide(config_of(nullptr));
+    const auto continued = [&](int ranks, uint64_t alignment) {
+        state.residuals = ranks;
+        state.residual_alignment = alignment;
+        return std::pair(narrow.trainer.continues_residuals(state), wide.trainer.continues_residuals(state));
+    };
+    CHECK(continued(1, 64) == std::pair(true, false));
+    CHECK(continued(1, 8) == std::pair(false, true));
+    CHECK(continued(2, 64) == std::pair(false, false));
+    CHECK(continued(1, 0) == std::pair(false, false));
+}
+
 TEST_CASE("state: an error names the field that is missing or has the wrong type") {
     TrainerState state{0, {}, Fp8Saved{"r", true, false, {}, {Fp8SavedTensor{}}}};
     state.optimizer.averaged = 3;
