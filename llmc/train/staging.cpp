@@ -17,11 +17,32 @@
 namespace llmc {
 namespace {
 
-// The number in a file, or the largest possible one if the file has something else, such as "max".
+constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
+
+// The number in a file, or kNoLimit if the file has something else, such as "max".
 size_t number_in(const std::string& path) {
     std::ifstream file(path);
     size_t value = 0;
-    return file >> value ? value : std::numeric_limits<size_t>::max();
+    return file >> value ? value : kNoLimit;
+}
+
+// Bytes of the file cache, which the kernel frees for other uses, in a control group and its children. Version 1 has
+// these numbers of the group alone under the same keys, and those with its children under "total_".
+size_t cached_in(const std::string& group) {
+    std::ifstream file(group + "/memory.stat");
+    size_t own = 0, total = 0, value = 0;
+    for (std::string key; file >> key >> value;) {
+        if (key == "inactive_file" || key == "active_file") own += value;
+        if (key == "total_inactive_file" || key == "total_active_file") total += value;
+    }
+    return std::max(own, total);
+}
+
+size_t room_in(const std::string& group, const char* limit_name, const char* used_name) {
+    const size_t limit = number_in(group + limit_name), used = number_in(group + used_name);
+    if (limit == kNoLimit || used == kNoLimit) return kNoLimit;
+    const size_t taken = used - std::min(used, cached_in(group));
+    return limit - std::min(limit, taken);
 }
 
 // Creates a new file in a directory, ignoring the given path, and removes its name at once, so that nothing stays
@@ -64,7 +85,7 @@ size_t staged_bytes(const DeviceSlice& part) {
 }
 
 size_t available_host_memory() {
-    size_t available = std::numeric_limits<size_t>::max();
+    size_t available = kNoLimit;
     std::ifstream meminfo("/proc/meminfo");
     for (std::string key, unit; meminfo >> key;) {
         size_t kilobytes = 0;
@@ -72,9 +93,29 @@ size_t available_host_memory() {
         std::getline(meminfo, unit);
         if (key == "MemAvailable:") available = kilobytes * 1024;
     }
-    const size_t limit = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
-    if (limit != std::numeric_limits<size_t>::max() && used <= limit) available = std::min(available, limit - used);
-    return available;
+    std::ifstream file("/proc/self/cgroup");
+    const std::string groups{std::istreambuf_iterator<char>(file), {}};
+    return std::min(available, room_in_control_groups("/sys/fs/cgroup", groups));
+}
+
+size_t room_in_control_groups(const std::string& root, const std::string& groups) {
+    size_t room = kNoLimit;
+    for (const std::string& line : split(groups, '\n')) {  // "0::/job/step" (version 2), "4:memory:/job" (version 1)
+        const size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (first == line.npos || second == line.npos) continue;
+        const std::string controllers = line.substr(first + 1, second - first - 1);
+        const bool is_v1 = contains(split(controllers, ','), "memory");
+        if (!is_v1 && !controllers.empty()) continue;
+        // In a container the path may be one of the host, which does not exist here, but the root always counts.
+        for (std::string path = line.substr(second + 1);; path.erase(path.rfind('/'))) {
+            if (path == "/") path.clear();
+            const std::string group = root + (is_v1 ? "/memory" : "") + path;
+            room = std::min(room, is_v1 ? room_in(group, "/memory.limit_in_bytes", "/memory.usage_in_bytes")
+                                        : room_in(group, "/memory.max", "/memory.current"));
+            if (path.find('/') == path.npos) break;
+        }
+    }
+    return room;
 }
 
 Staging::Staging(std::vector<DeviceSlice> slices, const std::string& local, size_t memory)

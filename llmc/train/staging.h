@@ -51,7 +51,10 @@ private:
 // Bytes that the copy of a slice takes in host memory.
 size_t staged_bytes(const DeviceSlice& part);
 
-// Bytes of host memory that this process could still allocate on this machine or in its control group.
+// Bytes of host memory that this process could still allocate on this machine and in its control groups.
 size_t available_host_memory();
+// The same for control groups alone: the least room below the limits of the process's own groups and of their parents,
+// in version 1 or 2 of control groups. `root` is where they are mounted, `groups` the text of /proc/self/cgroup.
+size_t room_in_control_groups(const std::string& root, const std::string& groups);
 
 }  // namespace llmc

@@ -365,6 +365,48 @@ TEST_CASE("staging: memory, none of it, or a local file give the same bytes") {
                        "--checkpoint-local " + place + ": cannot create a file in it: "));
 }
 
+TEST_CASE("staging: room in control groups is the least of the process's own groups and their parents") {
+    TemporaryDirectory root;
+    constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
+    const auto make = [&](const std::string& group, const std::map<std::string, std::string>& files) {
+        std::filesystem::create_directories(root / group);
+        for (const auto& [name, text] : files) make_file(root / group + "/" + name, text + "\n");
+    };
+    const auto room = [&](const std::string& groups) { return room_in_control_groups(root / "", groups); };
+    CHECK(room("0::/\n") == kNoLimit);
+    CHECK(room("") == kNoLimit);
+    // Version 2, as on a Slurm node: the job has a limit, its step a higher one, and the task none.
+    make("job", {{"memory.max", "1000"}, {"memory.current", "400"}});
+    make("job/step", {{"memory.max", "5000"}, {"memory.current", "300"}});
+    make("job/step/task", {{"memory.max", "max"}, {"memory.current", "200"}});
+    CHECK(room("0::/job/step/task\n") == 600);
+    CHECK(room("0::/job\n") == 600);
+    CHECK(room("0::/other\n") == kNoLimit);
+    make("job/step", {{"memory.current", "4900"}});
+    CHECK(room("0::/job/step/task\n") == 100);
+    make("job/step", {{"memory.current", "5100"}});
+    CHECK(room("0::/job/step/task\n") == 0);
+    // The cache of files is no obstacle.
+    make("job/step", {{"memory.stat", "anon 100\nfile 4000\ninactive_file 700\nactive_file 50\nshmem 3000"}});
+    CHECK(room("0::/job/step/task\n") == 600);
+    make("job", {{"memory.stat", "anon 1\ninactive_file 3"}});
+    CHECK(room("0::/job/step/task\n") == 603);
+    // In a container the root has the limit.
+    make("", {{"memory.max", "90"}, {"memory.current", "30"}});
+    CHECK(room("0::/\n") == 60);
+    CHECK(room("0::/path/on/the/host\n") == 60);
+    CHECK(room("0::/job/step/task\n") == 60);
+    // Version 1: other controllers have other groups.
+    make("memory/job", {{"memory.limit_in_bytes", "70"},
+                        {"memory.usage_in_bytes", "50"},
+                        {"memory.stat", "inactive_file 1\ntotal_inactive_file 5"}});
+    make("memory/job/task", {{"memory.limit_in_bytes", "9223372036854771712"}, {"memory.usage_in_bytes", "40"}});
+    make("memory/other", {{"memory.limit_in_bytes", "7"}, {"memory.usage_in_bytes", "7"}});
+    CHECK(room("5:cpu,cpuacct:/other\n4:cpu,memory:/job/task\n1:name=systemd:/other\n") == 25);
+    CHECK(room("4:memory:/job/task\n0::/job\n") == 25);
+    CHECK(room("4:memory:/other\n0::/job\n") == 0);
+}
+
 TEST_CASE("state: first moments in FP8 are staged as BF16 without loss, in pieces of any size") {
     TrainerConfig config = config_of(nullptr);
     config.optimizer.adam_moments = StateFormat::fp8;
