@@ -5,8 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -360,6 +362,19 @@ void RunDirectory::go_on(const RunFileSizes& sizes) {
 
 RunFileSizes RunDirectory::sizes() const { return {metrics_.size(), main_log_.size()}; }
 
+int64_t RunDirectory::last_step_after(int64_t bytes) const {
+    const std::string beginning = "{\"step\":";  // of every record
+    int64_t last = -1;
+    std::error_code ignored;
+    if (!fs::is_regular_file(file("metrics.jsonl"), ignored)) return last;
+    std::ifstream records(file("metrics.jsonl"));
+    records.seekg(bytes);
+    for (std::string line; std::getline(records, line);)
+        if (line.starts_with(beginning))
+            last = std::max<int64_t>(last, std::strtoll(line.c_str() + beginning.size(), nullptr, 10));
+    return last;
+}
+
 std::function<void()> RunDirectory::synchronizer() const {
     if (!active()) return {};
     return [metrics = metrics_.synchronizer(), main_log = main_log_.synchronizer()] {
@@ -398,8 +413,8 @@ void RunDirectory::note_files(const std::vector<std::string>& names, bool writte
 
 Json RunDirectory::wrote() const { return wrote_; }
 
-void RunDirectory::remove_weights() const {
-    if (is_run_file(path_, "model.safetensors")) ::unlink(file("model.safetensors").c_str());
+bool RunDirectory::remove_weights() const {
+    return is_run_file(path_, "model.safetensors") && ::unlink(file("model.safetensors").c_str()) == 0;
 }
 
 void RunDirectory::keep_tokenizer(std::map<std::string, std::string> copies) {

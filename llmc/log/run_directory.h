@@ -106,6 +106,8 @@ public:
     std::string file(const std::string& name) const;  // path()/name
     std::string checkpoints() const { return file("checkpoints"); }
     RunFileSizes sizes() const;
+    // The last step with a record after the first `bytes` of metrics.jsonl; -1 if there is none.
+    int64_t last_step_after(int64_t bytes) const;
     // Returns a function that flushes both logs to the disk, for any thread.
     std::function<void()> synchronizer() const;
 
@@ -113,8 +115,8 @@ public:
     // note_files(names, false) before writing them and note_files(names, true) afterwards. Never throws.
     void note_files(const std::vector<std::string>& names, bool written);
     Json wrote() const;  // the fingerprints by name, for a new run.json
-    // Deletes model.safetensors, unless no run has written it.
-    void remove_weights() const;
+    // Deletes model.safetensors, unless no run has written it. Returns true if it did.
+    bool remove_weights() const;
     // Writes the copies of a tokenizer's files, name and content, and deletes earlier runs' copies. A file that no run
     // has written stays; if it has one of these names and another content, says so and writes nothing there.
     void keep_tokenizer(std::map<std::string, std::string> copies);

@@ -80,8 +80,14 @@ void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Option
             if (found.step > position.step)
                 print_line("note: {} is newer than the step that the run continues from: renamed to {}", found.path,
                            set_aside(system_calls(), found.path));
+        const int64_t last = directory.last_step_after(position.files.metrics);
         directory.go_on(position.files);
-        directory.remove_weights();  // left from an earlier step
+        // Next to the checkpoints of this run, weights of an earlier or a lost step would be taken for its newest.
+        if (directory.remove_weights() && last > position.step)
+            print_line(
+                "note: the run trains {} after step {} again: their records are cut, and model.safetensors, "
+                "which has the weights of step {}, is deleted",
+                plural(last - position.step, "step"), position.step, last);
     } else {
         directory.begin(o.overwrite);
     }

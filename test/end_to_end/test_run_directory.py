@@ -95,6 +95,19 @@ class Overwrite(RunDirectory):
                 self.assertEqual(self.files(), before)
 
 
+class Weights(Case):
+    def test_steps_that_no_checkpoint_holds(self):
+        """A resume that trains them again says so, and which weights it deletes."""
+        run_, none = Directory(), ["-n", "0", "--checkpoint-minutes", "0"]
+        self.succeeds(run_.run("--stop-after", "2"))
+        self.assertNotIn("again", self.succeeds(run_.run("--resume", "latest", "--stop-after", "5", *none)).out)
+        done = self.succeeds(run_.run("--resume", "latest", "--stop-after", "3"))
+        self.assertIn("note: the run trains 3 steps after step 2 again: their records are cut, and model.safetensors, which "
+                      "has the weights of step 5, is deleted\n", done.out)
+        self.assertEqual([r["step"] for r in run_.records() if "loss" in r], [1, 2, 3])
+        self.assertNotIn("again", self.succeeds(run_.run("--resume", "latest", "--stop-after", "4")).out)
+
+
 class Auto(RunDirectory):
     """--resume auto begins a new run only if there is no sign of an earlier checkpoint."""
 
