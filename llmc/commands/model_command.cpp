@@ -6,6 +6,7 @@
 
 #include "llmc/checkpoint/weight_source.h"
 #include "llmc/comm/agreement.h"  // failure_of
+#include "llmc/data/shards.h"
 #include "llmc/flags/flags.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/log/run_files.h"
