@@ -31,8 +31,25 @@ static bool is_read_with_a_model(const fs::path& file) {
     return std::find(std::begin(kEnds), std::end(kEnds), file.extension()) != std::end(kEnds);
 }
 
-// The directory without any model. config.json is deleted first: without it, no program takes the rest for a model.
-static void make_directory(const Options& o) {
+// The directory in which an export's files are written before they replace others.
+static fs::path partial_directory(const Options& o) { return fs::path(o.to) / "export.partial"; }
+
+static bool is_ours(const fs::path& path) {
+    return is_model_file(path.filename().string()) || is_hf_tokenizer_file(path.filename().string());
+}
+
+// Removes that directory, unless it has other files than an export's.
+static void remove_partial(const Options& o) {
+    std::error_code error;
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::directory_iterator(partial_directory(o), error)) files.push_back(entry.path());
+    for (const fs::path& path : files)
+        if (is_ours(path) || (path.extension() == ".tmp" && is_ours(path.stem()))) fs::remove(path, error);
+    fs::remove(partial_directory(o), error);
+}
+
+// Creates the directory, and returns the files in it that the export replaces. Throws if it must not replace them.
+static std::vector<fs::path> prepare_directory(const Options& o) {
     const fs::path from(o.from), to(o.to);
     std::error_code error;
     const bool is_folder = fs::is_directory(from, error);
@@ -41,21 +58,35 @@ static void make_directory(const Options& o) {
         refuse("export: --to " + o.to + " would replace the model that --from reads");
     if (fs::exists(to, error) && !fs::is_directory(to, error)) refuse("export: " + o.to + " is not a directory");
     fs::create_directories(to, error);
+    remove_partial(o);  // of an export that was killed
+    if (fs::exists(partial_directory(o), error))
+        refuse("export: " + partial_directory(o).string() +
+               " is in the way, and holds files that no export has written");
     std::vector<fs::path> there;
     for (const auto& entry : fs::directory_iterator(to, error)) there.push_back(entry.path());
     if (error) refuse("export: cannot write into " + o.to + ": " + error.message());
     if (!there.empty() && !o.overwrite)
         refuse("export: " + o.to + " is not empty; --overwrite replaces the model in it, or choose another --to");
-    const auto is_ours = [](const fs::path& path) {
-        return is_model_file(path.filename().string()) || is_hf_tokenizer_file(path.filename().string());
-    };
     for (const fs::path& path : there)
         if (is_read_with_a_model(path) && !is_ours(path))
             refuse("export: " + path.string() + " is from another program or a run, and might be read with the " +
                    "model; move it away, or choose another --to");
+    std::erase_if(there, [&](const fs::path& path) { return !is_ours(path); });
+    return there;
+}
+
+// Replaces the files of an earlier export by the new ones. config.json goes first and comes last: without it, no
+// program takes the rest for a model.
+static void replace_files(const Options& o, const std::vector<fs::path>& replaced) {
+    const fs::path to(o.to), from = partial_directory(o);
+    std::error_code error;
     fs::remove(to / "config.json", error);
-    for (const fs::path& path : there)
-        if (is_ours(path)) fs::remove(path, error);
+    for (const fs::path& path : replaced) fs::remove(path, error);
+    std::vector<fs::path> names;
+    for (const auto& entry : fs::directory_iterator(from)) names.push_back(entry.path().filename());
+    std::stable_partition(names.begin(), names.end(), [](const fs::path& name) { return name != "config.json"; });
+    for (const fs::path& name : names) fs::rename(from / name, to / name);
+    fs::remove(from, error);
 }
 
 // The file that --format llmc writes: FILE.bin, or model.bin in a directory.
@@ -85,8 +116,10 @@ static void require_one_tokenizer(const TokenDecoder& table) {
 // Writes the files of --tokenizer or else of the model's tokenizer, if there is one. Returns the tokens at the edges of
 // documents.
 static DocumentTokens write_tokenizer(const Options& o, const WeightSource& source, const TokenizerSearch& search) {
-    const HfTokenizerTarget target{
-        o.to, source.model().vocab, source.model().context, {source.begin_token(), source.end_token()}};
+    const HfTokenizerTarget target{partial_directory(o).string(),
+                                   source.model().vocab,
+                                   source.model().context,
+                                   {source.begin_token(), source.end_token()}};
     if (!o.tokenizer.empty()) return write_hf_tokenizer(o.tokenizer, target);
     std::string problem = search.problem;
     try {
@@ -143,10 +176,18 @@ ExitCode export_weights(const Options& o) {
         else if (given)  // it may be the same one in another format
             if (const Failure doubt = failure_of([&] { require_tokenizer_of(*source, o.from, *given); }))
                 print_line("note: {}", doubt.text);
-        make_directory(o);
-        const DocumentTokens tokens = write_tokenizer(o, *source, search);
+        const std::vector<fs::path> replaced = prepare_directory(o);
+        const std::string partial = partial_directory(o).string();
+        try {
+            fs::create_directory(partial);
+            const DocumentTokens tokens = write_tokenizer(o, *source, search);
+            export_hf_directory(partial, source->model(), {o.dtype, tokens.end, kHfShardBytes, tokens.begin}, fetch);
+            replace_files(o, replaced);
+        } catch (...) {
+            remove_partial(o);
+            throw;
+        }
         if (source->model().architecture == &kQwen2) note_qwen2_tokenizer(o.to);
-        export_hf_directory(o.to, source->model(), {o.dtype, tokens.end, kHfShardBytes, tokens.begin}, fetch);
     }
     zeros.note();
     const std::string place = source->place(o.from);

@@ -118,6 +118,33 @@ class Export(Case):
         self.refuses(FLAGS, ["--from", directory, "--to", path, "--format", "llmc"], "exists", "--overwrite")
         self.export(directory, "--format", "llmc", "--overwrite", to=path)
 
+    def test_an_export_that_fails_replaces_nothing(self):
+        directory = self.export(self.trained.directory)
+        write_json(os.path.join(directory, "tokenizer.json"), {"no": "tokenizer"})
+        before = {name: read(os.path.join(directory, name)) for name in os.listdir(directory)}
+        size = os.path.getsize(self.trained.path("model.safetensors")) // 2
+        for flags, limit in ((["--tokenizer", os.path.join(directory, "tokenizer.json")], None),
+                             (["--tokenizer", os.path.join(directory, "tokenizer.jsn")], None), ([], size)):
+            with self.subTest(flags=flags):
+                failed = run_command([PROGRAM, "export", "--from", self.trained.directory, "--to", directory, "--overwrite",
+                                      *flags], 120, ENVIRONMENT, preexec_fn=limit and
+                                     (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))))
+                self.assertNotEqual(failed.code, 0)
+                self.assertEqual({name: read(os.path.join(directory, name)) for name in os.listdir(directory)}, before)
+
+    def test_what_a_killed_export_has_left(self):
+        directory = self.export(self.trained.directory)
+        partial = os.path.join(directory, "export.partial")
+        os.mkdir(partial)
+        for name in ("config.json", "model.safetensors.tmp"):
+            write_json(os.path.join(partial, name), {})
+        self.export(self.trained.directory, "--overwrite", to=directory)
+        self.assertFalse(os.path.exists(partial))
+        os.mkdir(partial)
+        write_json(os.path.join(partial, "mine.json"), {})
+        self.refuses(FLAGS, ["--from", self.trained.directory, "--to", directory, "--overwrite"], partial, "is in the way")
+        self.assertTrue(os.path.exists(os.path.join(partial, "mine.json")))
+
     def test_a_limit_on_the_size_of_files(self):
         """`ulimit -f` ends the command like a full disk, and no part of a file stays."""
         size = os.path.getsize(self.trained.path("model.safetensors")) // 2
