@@ -190,15 +190,17 @@ def begin(work, mark, overwrite, own):
     """
     plan, chunks = os.path.join(work, "plan"), os.path.join(work, "chunks")
     done = len(glob.glob(os.path.join(glob.escape(chunks), "*.json")))
-    if os.path.exists(plan):
+    stopped = os.path.exists(plan)
+    if stopped:
         with open(plan) as file:
             if file.read() == mark:
                 return done
         if done and not overwrite:
             raise PrepareError(f"{work} holds the chunks of a stopped run with other flags or inputs; give the flags of "
                                "that run to continue it, or drop it with --overwrite")
-    elif not overwrite and (old := list(filter(outputs.is_shard, own))):
-        outputs.remove(work)
+    if not overwrite and (old := list(filter(outputs.is_shard, own))):
+        if not stopped:
+            outputs.remove(work)
         raise PrepareError(f"{os.path.dirname(work)} already holds shards ({os.path.basename(old[0])}); choose another "
                            "--out or replace them with --overwrite")
     outputs.clear(work, "lock")

@@ -658,6 +658,19 @@ class Workers(TestCase):
         self.prepared(*self.args, "--out", self.path("fresh"))
         self.assertEqual(self.digest("out"), self.digest("fresh"))
 
+    def test_a_run_that_stopped_early_does_not_permit_others_to_replace_shards(self):
+        self.prepared(*self.args, "--out", self.path("out"))
+        before, args = self.digest("out"), self.args
+        self.args += "--overwrite", "--normalize", "nfc"
+        self.assertTrue(self.killed_at(2, "out"))  # its plan is there, and no chunk
+        self.assertIn("already holds shards", self.refused(*args, "--out", self.path("out")))
+        for name, digest in before[0].items():
+            self.assertEqual(hashlib.sha256(self.read(f"out/{name}")).hexdigest(), digest)
+        # The stopped run itself may continue, because it had the permission to replace them.
+        self.assertIn("continues with 0 of", self.prepared(*args, "--normalize", "nfc", "--out", self.path("out")))
+        self.prepared(*args, "--normalize", "nfc", "--out", self.path("fresh"))
+        self.assertEqual(self.digest("out"), self.digest("fresh"))
+
     @needs("datasets", "pyarrow")
     def test_a_stopped_run_with_another_data_set_of_the_same_size(self):
         import datasets
