@@ -22,7 +22,7 @@ from . import duplicates, readers, rules
 from .shard import new_file, write_atomically
 from .tokenizers import END_TOKENS, PrepareError, open_tokenizer
 
-VERSION = 4  # format of a chunk's files; a run does not continue from files of another version
+VERSION = 5  # format of a chunk's files; a run does not continue from files of another version
 CHUNK_BYTES = 4 << 20
 BLOCK_TOKENS = 1 << 24  # a chunk is written in blocks, so memory does not grow with the inputs
 HTML = re.compile(r"\s*(<\?xml[^>]*>\s*)?<(!doctype\s+html|html[\s>])", re.IGNORECASE)

@@ -3,7 +3,8 @@ depend on the number of workers.
 
 Near duplicates are found by MinHash over 5-grams of words, with 112 permutations in 14 bands of 8 rows, as for FineWeb
 (Penedo et al., The FineWeb Datasets, 2024). Documents with 75 % of their 5-grams in common share a band with
-probability 0.77, with 85 % 0.99, with 50 % 0.05. A document of fewer than 5 words is one n-gram.
+probability 0.77, with 85 % 0.99, with 50 % 0.05. A document of fewer than 5 words is one n-gram. Without any word, that
+n-gram is its text, so that documents of punctuation are not all alike.
 
 Most documents share no band with another one, so only the others are kept in memory. Which ones do is found first, on
 disk: a file has 8 bytes for each band of each document, and one band at a time is sorted.
@@ -34,7 +35,7 @@ def signature(text):
         import datasketch
     except ImportError:
         raise missing("datasketch", "--dedup minhash") from None
-    words = plain_words(text)
+    words = plain_words(text) or [text]
     ngrams = {" ".join(words[i:i + NGRAM]).encode() for i in range(max(len(words) - NGRAM + 1, 1))}
     minhash = datasketch.MinHash(num_perm=BANDS * ROWS, seed=1)
     minhash.update_batch(sorted(ngrams))

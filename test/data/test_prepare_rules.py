@@ -204,6 +204,12 @@ class Dropped(TestCase):
         self.assertEqual(self.documents_of(documents, "--dedup", "exact"), documents[:21] + documents[22:])
 
     @needs("datasketch")
+    def test_documents_without_words_differ(self):
+        documents = [f"{i:09b}".replace("0", "- ").replace("1", "+ ") for i in range(300)]
+        self.assertEqual(self.documents_of([*documents, documents[7]], "--dedup", "minhash"), documents)
+        self.assertEqual(self.facts["dropped"], {"duplicate": 1})
+
+    @needs("datasketch")
     def test_estimates_of_similarity(self):
         """112 permutations estimate a Jaccard similarity J with a standard deviation of sqrt(J (1 - J) / 112)."""
         text = " ".join(words(400))
