@@ -4,6 +4,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 
 import numpy
 
@@ -25,6 +26,15 @@ def open_shard(path):
     except ValueError as error:
         raise PrepareError(error) from None
     return numpy.frombuffer(tokens, f"u{tokens.itemsize}"), sidecar
+
+
+def split_of(path):
+    """"val" or "train" if the name of a shard has that word, as fineweb_val_000000.bin has, but not medieval.bin."""
+    name = os.path.basename(path).lower()
+    for split, word in (("val", "val(id(ation)?)?"), ("train", "train(ing)?")):
+        if re.search(rf"(?<![a-z]){word}(?![a-z])", name):
+            return split
+    return None
 
 
 def check_tokenizer(path, sidecar, tokenizer):
@@ -134,9 +144,8 @@ def validate(paths, tokenizer=None):
         if found["max_token"] >= sidecar.get("vocab", found["max_token"] + 1):
             raise PrepareError(f"{path}: token {found['max_token']} is not below the vocabulary of {sidecar['vocab']}")
         print(f"{path}: {found['tokens']} tokens, checksum and sidecar agree")
-        split = "val" if "val" in os.path.basename(path) else "train"
         if "end_token" in sidecar:
-            digests[split].add(tokens, sidecar["end_token"])
+            digests[split_of(path) or "train"].add(tokens, sidecar["end_token"])
     check_tables(paths, first[1])
     both = digests["train"].finish() & digests["val"].finish()
     if both:
@@ -192,7 +201,7 @@ def merge(paths, out, shard_tokens):
         check_same_tokenizer(path, sidecars[i], paths[0], sidecar)
         if (first := contents.index(contents[i])) < i:
             raise PrepareError(f"{path} has the tokens of {paths[first]}, which would count twice; leave one of them out")
-    train, val = ([path for path in paths if split in os.path.basename(path)] for split in ("train", "val"))
+    train, val = ([path for path in paths if split_of(path) == split] for split in ("train", "val"))
     if train and val:
         raise PrepareError(f"{train[0]} is training data, and {val[0]} validation data; merge them one after the other")
 

@@ -25,7 +25,7 @@ import numpy
 from made_tokenizers import rank_file
 from prepare_case import TestCase, command_line, needs
 
-from prepare import hellaswag, shard, table, tinyshakespeare, tokenizers
+from prepare import hellaswag, shard, shard_tools, table, tinyshakespeare, tokenizers
 
 
 class ShardWriter(TestCase):
@@ -600,6 +600,21 @@ class ShardTools(TestCase):
                              ((train, train), "which would count twice"),
                              ((train, self.path("link.bin")), "link.bin has the tokens of " + train)):
             self.assertIn(words, self.refused("merge", *paths, "--out", self.path("other/train")))
+
+    def test_the_split_is_a_word_of_the_name(self):
+        names = {"val": ("val.bin", "fineweb_val_000000.bin", "a-val2.bin", "VAL.bin", "validation_0.bin", "valid.bin"),
+                 "train": ("train.bin", "medieval_train_000000.bin", "edu_fineweb_train_000001.bin", "training.bin"),
+                 None: ("medieval.bin", "values_000000.bin", "constraint.bin", "trainer.bin", "0.bin")}
+        for split, paths in names.items():
+            for path in paths:
+                self.assertEqual(shard_tools.split_of("val/train/" + path), split, path)
+        first, second = (path for path in self.files if "train" in path)
+        for path, name in ((first, "medieval_train_000000.bin"), (second, "train_000009.bin")):
+            for suffix in ("", ".json"):
+                shutil.copy(path + suffix, self.path(name + suffix))
+        both = self.path("medieval_train_000000.bin"), self.path("train_000009.bin")
+        self.prepared("validate", both[0], first)  # both are training data, so they may have documents in common
+        self.prepared("merge", *both, "--out", self.path("merged/train"))
 
     def test_merge_names_shards_not_a_directory(self):
         for out in ("out", "out/", "new/"):
