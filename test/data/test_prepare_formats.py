@@ -159,9 +159,12 @@ class Formats(TestCase):
     @needs("pyarrow", "zstandard")
     def test_what_is_not_read_is_refused_by_name(self):
         import pyarrow
+        import pyarrow.orc
         import pyarrow.parquet
         table = pyarrow.table({"text": TEXTS})
         pyarrow.parquet.write_table(table, self.path("p"))
+        for packing in ("uncompressed", "zlib", "zstd"):
+            pyarrow.orc.write_table(table, self.path("orc-" + packing), compression=packing)
         with pyarrow.ipc.new_stream(self.path("s"), table.schema) as stream:
             stream.write(table)
         database = self.path("d")
@@ -189,6 +192,10 @@ class Formats(TestCase):
             ("shard", struct.pack("<256i", 20240520, 1, 0, *[0] * 253), "a token shard"),
             ("table", struct.pack("<256i", 20240328, 2, 0, *[0] * 253), "a file of llm.c"),
             ("avro", b"Obj\1\4\x16", "a table of ORC, Avro"),
+            ("orc", self.read("orc-uncompressed"), "a table of ORC, Avro"),
+            ("orc.zlib", self.read("orc-zlib"), "a table of ORC, Avro"),
+            ("orc.gz", gzip.compress(self.read("orc-zstd")), "a table of ORC, Avro"),
+            ("pare", b"PARE\x2c\0\0\0" + bytes(range(1, 200)) + b"\x10\1\0\0PARE", "encrypted parquet"),
             ("wide", "text".encode("utf-16"), "UTF-16 text"),
             ("wider", "text".encode("utf-32"), "UTF-32 text"),
             ("wide.jsonl", LINES.decode().encode("utf-16"), "UTF-16 text"),
@@ -220,7 +227,8 @@ class Formats(TestCase):
             self.assertEqual(found, [self.read("in/" + name).decode()])
 
     def test_ordinary_text_is_not_refused(self):
-        for text in ("text, and more\n", "PK\n", "BZhang\n", "ORCHARD\n", "id,text", "a,b\n1,2\n", "%PDF\n",
+        for text in ("text, and more\n", "PK\n", "BZhang\n", "ORCHARD\n", "ORC\n", "ORC\tx\n", "ORC and elf",
+            "PARENTS and children\n", "PARE\nPARE", "id,text", "a,b\n1,2\n", "%PDF\n",
             "<html>\n", "\u0080 x\n"):
             with self.subTest(text):
                 found = self.documents_of(self.path("a", text.encode()), readers.Format(column="body"))
