@@ -90,8 +90,8 @@ def add_text(commands):
     text.add_argument("--val-fraction", type=float, default=0.05, metavar="F",
                       help="fraction of the documents in the validation set; default: %(default)s")
     text.add_argument("--val-split", choices=("auto", "hash", "start"), default="auto",
-                      help="choose validation documents by hash, or take the start of the text; auto (default): start "
-                           "with fewer than 100 text files, otherwise hash")
+                      help="choose validation documents by hash, or take the start of the text (of each input, if they "
+                           "have weights); auto (default): start with fewer than 100 text files, otherwise hash")
     text.add_argument("--shard-tokens", type=whole_number, default=100_000_000, metavar="N",
                       help="tokens per shard; default: 100M")
     text.add_argument("--normalize", choices=("none", "nfc", "nfkc"), default="none",

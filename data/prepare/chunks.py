@@ -287,14 +287,13 @@ def plan_chunks(options, is_output=lambda path: False):
         part.kind in ("text", "bad") for part in parts)
     if by_place and any(part.kind not in ("text", "bad") for part in parts):
         raise PrepareError("--val-split start needs plain text files: elsewhere documents are split by their hashes")
-    val_bytes = 0
-    if by_place and options.val_fraction > 0:  # any fraction above 0 makes a validation set
-        val_bytes = max(int(options.val_fraction * sum(part.bytes for part in parts)), 1)
     if options.inputs[0][1] is None:  # without a mixture, all inputs are one source
         sources = [parts]
     chunks = []
     for source, parts in enumerate(sources):
-        chunk, size = None, 0
+        chunk, size, val_bytes = None, 0, 0
+        if options.val_fraction > 0:  # any fraction above 0 makes a validation set, of each source
+            val_bytes = max(int(options.val_fraction * sum(part.bytes for part in parts)), 1)
         for part in parts:
             pieces = split_by_place(part, val_bytes) if by_place else [(part, None)]
             if len(pieces) > 1:

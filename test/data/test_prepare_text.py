@@ -499,6 +499,19 @@ class Split(TestCase):
             self.assertTrue(val.endswith(b"\n"))
             self.assertTrue(0 <= len(val) - fraction * len(lines) < 10)
 
+    def test_the_start_of_each_input_with_a_weight(self):
+        inputs = {name: b"".join(b"%s%d\n" % (name.encode(), i) for i in range(count)) for name, count in (("a", 1000), ("b", 3000))}
+        self.prepared("text", *(self.path(name, lines) + "@1" for name, lines in inputs.items()), "--out", self.path("out"),
+                      "--val-fraction", 0.1, "--max-epochs", 3)
+        val = self.documents("val")
+        self.assertEqual(len(val), 2)
+        for text, lines in zip(val, inputs.values()):
+            self.assertTrue(lines.startswith(text.encode()) and text.endswith("\n"))
+            self.assertTrue(0 <= len(text) - 0.1 * len(lines) < 10, len(text))
+        copy = self.path("c", inputs["b"])
+        self.assertIn(f"{copy} is a copy of {self.path('b')}", self.refused(
+            "text", *(self.path(name) + "@1" for name in "abc"), "--out", self.path("other")))
+
     def test_a_copy_of_the_file_that_is_cut_is_refused(self):
         lines = b"".join(b"line %d\n" % i for i in range(100))
         first, copy, other = (self.path(name, content) for name, content in (
