@@ -103,19 +103,34 @@ def in_mixture(blocks, epochs):
 # ---- 3. shards -----------------------------------------------------------------------------------------------------
 
 
+def taken(block, split, epoch, epochs, hashes):
+    """True for each document of the block that a split takes. A fraction of an epoch takes only some of them."""
+    documents = block.verdicts == split
+    if split == TRAIN and epochs[block.source] < epoch + 1:
+        documents &= fractions(hashes, 8) < epochs[block.source] - epoch
+    return documents
+
+
+def training_tokens(blocks, epochs):
+    """The number of tokens that the mixture takes of each source, and that of documents to choose from."""
+    tokens, documents = [0] * len(epochs), [0] * len(epochs)
+    for block, epoch in in_mixture(blocks, epochs):
+        with numpy.load(block.path) as arrays:
+            tokens[block.source] += int(arrays["lengths"][taken(block, TRAIN, epoch, epochs, arrays["hashes"])].sum())
+        documents[block.source] += 0 if epoch else int((block.verdicts == TRAIN).sum())
+    return tokens, documents
+
+
 def tokens_of(blocks, split, epochs, tokenizer):
     """Yields the tokens of a split and their bytes of text, block by block."""
     for block, epoch in in_mixture(blocks, epochs if split == TRAIN else [1.0] * len(epochs)):
-        taken = block.verdicts == split
-        if not taken.any():
+        if not (block.verdicts == split).any():
             continue
         with numpy.load(block.path) as arrays:
-            # A fraction of an epoch takes only some of the documents.
-            if split == TRAIN and epochs[block.source] < epoch + 1:
-                taken &= fractions(arrays["hashes"], 8) < epochs[block.source] - epoch
-            tokens = arrays["tokens"][numpy.repeat(taken, arrays["lengths"])]
+            documents = taken(block, split, epoch, epochs, arrays["hashes"])
+            tokens = arrays["tokens"][numpy.repeat(documents, arrays["lengths"])]
             if len(tokens):
-                yield tokens, tokenizer.sizes_in_documents(tokens, arrays["lengths"][taken], arrays["bytes"][taken])
+                yield tokens, tokenizer.sizes_in_documents(tokens, arrays["lengths"][documents], arrays["bytes"][documents])
 
 
 def write_split(blocks, split, name, epochs, options, tokenizer, folder):
@@ -254,6 +269,8 @@ def prepare(options, out, workers=1, overwrite=False):
         blocks = choose(chunks, results, options, folder, stats)
         epochs = epochs_of(options, stats.train_tokens)
         stats.check_splits()
+        if options.inputs[0][1] is not None:
+            stats.check_mixture(*training_tokens(blocks, epochs))
         for split, name in ((VAL, "val"), (TRAIN, "train")):
             if stats.documents_of[name]:
                 stats.add_shards(name, write_split(blocks, split, name, epochs, options, tokenizer, shards))

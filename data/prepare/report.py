@@ -15,6 +15,7 @@ from .readers import TEXT_KINDS, with_crlf
 from .table import MISCOUNTED
 from .tokenizers import PrepareError
 
+SHARE_ERROR = 0.1  # of an input's share of the mixture; a note names larger ones
 SPLITS = {TRAIN: "train", VAL: "val"}
 
 
@@ -68,6 +69,7 @@ class Report:
         self.dropped, self.bad, self.replaced_in = {}, [], []
         self.seconds = self.tokenizer_seconds = 0.0
         self.train_tokens = [0] * len(options.inputs)  # by source, before the mixture
+        self.mixture_notes = []
         self.documents_of = {"train": 0, "val": 0}
         self.kept_bytes = self.kept_tokens = 0
         self.lengths = numpy.zeros(64, numpy.int64)  # documents by the logarithm of their number of tokens
@@ -112,9 +114,27 @@ class Report:
             raise PrepareError(f"none of {plural(train, 'document')} fell into the validation set of --val-fraction "
                                f"{self.options.val_fraction}; use a larger fraction, or 0 for no validation set")
 
+    def check_mixture(self, tokens, documents):
+        """Refuses a mixture without anything of an input, and notes shares that differ from the weights. Both lists are
+        by source: the training tokens in the mixture, and the number of documents to choose from.
+        """
+        weights = [weight for _, weight in self.options.inputs]
+        for (name, weight), own, count in zip(self.options.inputs, tokens, documents):
+            share = weight / sum(weights)
+            why = f"a mixture takes or leaves out whole documents, and {name} has {count}"
+            if self.kinds & TEXT_KINDS and self.options.separator is None:
+                why += "; --separator makes several documents of a text file"
+            if own == 0:
+                raise PrepareError(f"the training text has nothing of {name} instead of {100 * share:.3g} %: {why}")
+            if abs(own / sum(tokens) - share) > SHARE_ERROR * share:
+                self.mixture_notes.append(f"{name} has {100 * own / sum(tokens):.3g} % of the training tokens instead of "
+                                          f"{100 * share:.3g} %: {why}")
+
     def notes(self):
-        """Sentences about options and markers that had no effect, and about inputs that may not be what was meant."""
-        options, notes = self.options, []
+        """Sentences about shares of the mixture, options and markers that had no effect, and inputs that may not be what was
+        meant.
+        """
+        options, notes = self.options, list(self.mixture_notes)
         if self.changed_files:
             notes.append(f"{self.changed_files[0]} changed while it was read, so documents of it may be missing or cut off; give "
                          "the command again with --overwrite")

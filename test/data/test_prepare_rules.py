@@ -323,6 +323,21 @@ class Mixture(TestCase):
     def test_workers(self):
         self.assertEqual(self.mixed(1, 2)[0], self.mixed(1, 2, "--workers", 3, out="other")[0])
 
+    def test_whole_documents_may_miss_the_shares(self):
+        args = ("--out", self.path("texts"), "--val-fraction", 0, "--overwrite")
+        small, large, huge = (self.path(f"{size}.txt", b"x\n" * (size // 2)) for size in (100, 150, 10_000))
+        output = self.prepared("text", small + "@1", large + "@1", "--max-epochs", 2, *args)
+        notes = json.loads(self.read("texts/report.json"))["notes"]
+        self.assertEqual([self.path(note.split(" ")[0]) for note in notes], [small, large])
+        # 2 times 101 tokens, and once or twice 151.
+        self.assertRegex(notes[1], r"150.txt has (42\.8|59\.9) % of the training tokens instead of 50 %: a mixture takes or "
+                         r"leaves out whole documents, and \S+/150.txt has 1; --separator makes several documents")
+        self.assertIn("note: " + notes[1], output)
+        self.assertIn(f"the training text has nothing of {huge} instead of 50 %: a mixture takes or leaves out whole "
+                      f"documents, and {huge} has 1; --separator", self.refused("text", small + "@1", huge + "@1", *args))
+        self.mixed(1, 1)
+        self.assertEqual(json.loads(self.read("out/report.json"))["notes"], [])
+
     def test_without_weights_all_in_order(self):
         self.prepared("text", self.path("b.jsonl"), self.path("a.jsonl"), "--out", self.path("out"),
                       "--val-fraction", 0)
