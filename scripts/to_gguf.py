@@ -91,7 +91,7 @@ def rope_of(config):
     """The base of rotary positions and their scaling, or None: transformers 5 has both in one place, 4 in two."""
     place = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or {name: value for name, value in place.items() if name != "rope_theta"}
-    kind = scaling.get("rope_type", "default")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))  # older models have "type"
     if kind not in ("default", "llama3"):
         raise Refused(f"rotary positions scaled by '{kind}' are not converted")
     return place.get("rope_theta", config.get("rope_theta", 10000.0)), scaling if kind == "llama3" else None

@@ -89,6 +89,17 @@ class Gguf(Case):
                 if name == "llama":
                     self.assertEqual(sum(tensor.name == "rope_freqs.weight" for tensor in reader.tensors), 1)
 
+    def test_the_older_name_of_the_kind_of_scaling(self):
+        import gguf
+        scaling = dict(read_json(os.path.join(self.exports["llama"], "config.json"))["rope_scaling"])
+        scaling["type"] = scaling.pop("rope_type")
+        for kind, factors in ((scaling, 1), ({"type": "default"}, 0), (None, 0)):
+            path = new_path() + ".gguf"
+            done = to_gguf(self.changed("llama", "config.json", rope_parameters=None, rope_scaling=kind), path)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            names = [tensor.name for tensor in gguf.GGUFReader(path).tensors]
+            self.assertEqual(names.count("rope_freqs.weight"), factors, kind)
+
     @unittest.skipUnless(HAS_TRANSFORMERS, "torch, transformers and accelerate are not installed")
     def test_transformers_computes_the_same(self):
         import torch
@@ -160,6 +171,8 @@ class Gguf(Case):
                                    (self.without("gpt2", "transformer.h.1.ln_1.bias"), "such as blk.1.attn_norm.bias"),
                                    (self.changed("mistral", "config.json", sliding_window=16), "window of 16 tokens"),
                                    (self.changed("llama", "config.json", rope_scaling={"rope_type": "yarn"}), "'yarn'"),
+                                   (self.changed("llama", "config.json", rope_parameters=None,
+                                                 rope_scaling={"type": "linear", "factor": 4.0}), "'linear'"),
                                    (without, "has no tokenizer.json"), (fp8, "export it with --dtype fp32 or bf16"),
                                    (own, "--pre gives llama.cpp's name"), (new_path(), "has no config.json"),
                                    (self.with_bytes(first_value(math.nan)), "that is NaN or infinite"),
