@@ -6,16 +6,17 @@
 #
 #   --hosts LIST        machines and their GPUs, in the format of mpirun's --host; or --hostfile FILE
 #   --ranks N           total number of ranks (default: the sum over --hosts)
-#   --program FILE      default ./train_gpt; must have the same path on every machine
+#   --program FILE      default: train_gpt of this repository; must have the same path on every machine
 #   --interface NAME    network interface for MPI and for NCCL's bootstrap, for example eth0
 #   --print             shows the command without running it
 #
 # Works with Open MPI 4 and 5. SIGUSR1 to mpirun requests a checkpoint and a clean end (exit code 75). On SIGTERM mpirun
 # kills the ranks shortly after notifying them; this script gives them a minute to save.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-hosts='' hostfile='' ranks='' program=./train_gpt interface='' print=0
+# The ranks run in the caller's directory, so that relative paths mean the same files as without this script.
+program=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/train_gpt
+hosts='' hostfile='' ranks='' interface='' print=0
 
 usage_error() {
     echo "run_mpirun.sh: $1 (--help)" >&2

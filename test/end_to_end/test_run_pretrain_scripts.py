@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import unittest
 
@@ -117,6 +118,29 @@ class Pretraining(unittest.TestCase):
         self.assertRegex(by_mpirun, r"^mpirun .*--host a:8,b:8 -np 16 .*-e d48 .*-d 1048576 -b 16 -m 40 .*--resume auto")
         by_slurm = start("gpt2_1558M.sh", "-l", "1e-3", NODES="4", DATA=data, PATH=path).stdout
         self.assertRegex(by_slurm, r"^sbatch --nodes=4 .*scripts/multi_node/train.sbatch .*-b 16 -m 20 .*-l 1e-3$")
+
+    def test_mpirun_in_the_caller_s_directory(self):
+        """Relative paths stay those of the caller, and the program is found by the script's path."""
+        place, copy = os.path.realpath(new_path()), new_path()
+        os.makedirs(os.path.join(place, "bin"))
+        script = os.path.join(copy, "scripts", "multi_node", "run_mpirun.sh")
+        os.makedirs(os.path.dirname(script))
+        shutil.copy(os.path.join(ROOT, "scripts", "multi_node", "run_mpirun.sh"), script)
+        for path, text in (("bin/mpirun", 'pwd\nprintf "%s\\n" "$@"'), ("mine", ""), (os.path.join(copy, "train_gpt"), "")):
+            path = os.path.join(place, path)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f"#!/bin/sh\n{text}\n")
+            os.chmod(path, 0o755)
+        env = {**os.environ, "PATH": os.path.join(place, "bin") + os.pathsep + os.environ["PATH"]}
+        flags = ["--ranks", "2", "--", "-i", "data/*.bin", "-o", "out/x"]
+        for name in (script, os.path.relpath(script, place)):
+            for options, program in (([], os.path.join(copy, "train_gpt")), (["--program", "./mine"], "./mine")):
+                call = lambda *more, name=name: subprocess.run(
+                    [name, *more], cwd=place, env=env, capture_output=True, text=True, check=True).stdout
+                lines = call(*options, *flags).splitlines()
+                self.assertEqual((lines[0], lines[-5:]), (place, [program, *flags[3:]]))
+                self.assertEqual(shlex.split(call("--print", *options, *flags))[1:], lines[1:])
+            self.assertIn("--hosts LIST", call("--help"))
 
 
 class Tour(unittest.TestCase):
