@@ -191,6 +191,7 @@ QUANTITIES = {"fp8": {"amax": "amax", "saturated": "share saturated", "underflow
               "signals": {"update_ratio": "norm of update over weights", "gradient": "norm of gradient",
                           "max_logit": "largest attention logit"}}
 LINEAR = {"max_logit"}  # quantities that may be negative; colours are logarithmic for all others
+ZERO = -110000  # stands for 0 among hundredths of log2: less than the logarithm of any floating-point number
 
 
 def layer_of(tensor):
@@ -202,10 +203,10 @@ def kind_of(tensor):
 
 
 def map_number(quantity, value):
-    """A number of a map: 100 * log2, which is short. None for missing, zero and non-finite values."""
-    if quantity in LINEAR:
+    """A number of a map: 100 * log2, which is short, or ZERO. None for missing and non-finite values."""
+    if quantity in LINEAR or value is None or not math.isfinite(value):
         return rounded(value, 4)
-    return round(100 * math.log2(value)) if value and math.isfinite(value) else None
+    return round(100 * math.log2(value)) if value else ZERO
 
 
 def heat_map(run, group, title, records, columns):
@@ -431,7 +432,7 @@ def page(runs, comparisons):
     lines = all_warnings(runs, comparisons)
     data = {"runs": [{"name": run.name, "tokens": run.tokens_per_step} for run in runs],
             "charts": charts_of(runs, comparisons), "maps": [*fp8_maps(runs), *signal_maps(runs)],
-            "quantities": QUANTITIES, "linear": sorted(LINEAR)}
+            "quantities": QUANTITIES, "linear": sorted(LINEAR), "zero": ZERO}
     title = ", ".join(run.name for run in runs)
     sections = [
         section("summary", "Summary", table("Summary", *summary(runs[0], comparisons, 0))),

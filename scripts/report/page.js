@@ -329,18 +329,24 @@ class HeatMap {
     });
   }
 
+  // Whether the value is a zero, which a logarithmic scale has no colour for.
+  isZero(value, quantity) {
+    return value === data.zero && !data.linear.includes(quantity);
+  }
+
   clamp(value, count) {
     return Math.floor(Math.min(count - 1, Math.max(0, value)));
   }
 
-  // A number of a map as it is shown; most are 100 * log2.
+  // A number of a map as it is shown; most are 100 * log2, of which data.zero stands for 0.
   text(value, quantity) {
-    if (value === null) return this.map.group === "fp8" ? "0" : "none";
+    if (value === null) return "-";
+    if (this.isZero(value, quantity)) return "0";
     return text(data.linear.includes(quantity) ? value : Number((2 ** (value / 100)).toPrecision(3)));
   }
 
   draw() {
-    const { map, canvas } = this, cells = map.cells[quantities[map.group]];
+    const { map, canvas } = this, quantity = quantities[map.group], cells = map.cells[quantity];
     this.rows = Object.keys(cells);
     this.figure.style.display = shown[map.run] && this.rows.length ? "" : "none";
     if (!this.rows.length) return;
@@ -348,7 +354,7 @@ class HeatMap {
     const style = getComputedStyle(document.documentElement), width = canvas.clientWidth || 320, ratio = window.devicePixelRatio || 1;
     this.cellHeight = this.rows.length <= 24 ? 16 : this.rows.length <= 96 ? 10 : 6;
     const height = this.cellHeight * this.rows.length + 20;
-    const bounds = this.boundsOf(cells);
+    const bounds = this.boundsOf(cells, quantity);
     canvas.style.height = height + "px";
     canvas.width = width * ratio;
     canvas.height = height * ratio;
@@ -360,7 +366,8 @@ class HeatMap {
     const every = Math.ceil(14 / this.cellHeight);
     this.rows.forEach((row, r) => {
       cells[row].forEach((v, c) => {
-        paint.fillStyle = v === null ? style.getPropertyValue("--nothing") : `rgb(${colourAt((v - bounds[0]) / (bounds[1] - bounds[0] || 1))})`;
+        if (v === null) return; // its place stays empty
+        paint.fillStyle = this.isZero(v, quantity) ? style.getPropertyValue("--nothing") : `rgb(${colourAt((v - bounds[0]) / (bounds[1] - bounds[0] || 1))})`;
         paint.fillRect(this.left + c * this.cellWidth, r * this.cellHeight, this.cellWidth + 0.5, this.cellHeight - 1);
       });
       paint.fillStyle = style.getPropertyValue("--quiet");
@@ -376,9 +383,12 @@ class HeatMap {
   }
 
   // The bounds of the scale. A few outliers, such as the last steps of a decayed learning rate, do not stretch it.
-  boundsOf(cells) {
+  // Sets this.uncoloured, which explains the cells that have no colour of the scale.
+  boundsOf(cells, quantity) {
     if (this.bounded === cells) return this.bounds; // sorting takes long, and each move of the pointer draws
-    const sorted = Object.values(cells).flat().filter((v) => v !== null).sort((a, b) => a - b), end = sorted.length - 1;
+    const all = Object.values(cells).flat(), isZero = (v) => this.isZero(v, quantity);
+    const sorted = all.filter((v) => v !== null && !isZero(v)).sort((a, b) => a - b), end = sorted.length - 1;
+    this.uncoloured = [...(all.some(isZero) ? ["grey: 0"] : []), ...(all.includes(null) ? ["empty: no value"] : [])];
     this.bounded = cells;
     return this.bounds = sorted.length ? [sorted[Math.round(0.02 * end)], sorted[Math.round(0.98 * end)]] : null;
   }
@@ -395,9 +405,9 @@ class HeatMap {
     this.canvas.setAttribute("aria-valuemax", map.last.at(-1));
     this.canvas.setAttribute("aria-valuenow", map.last[column]);
     const bar = element("span", { class: "bar", style: `background:linear-gradient(90deg,${COLOURS.map((c) => `rgb(${c})`)})` });
-    const scale = (data.linear.includes(quantity) ? "linear" : "logarithmic") + `; grey: ${this.text(null)}`;
-    this.legend.replaceChildren(...(bounds ? ["≤ " + this.text(bounds[0], quantity), bar, `≥ ${this.text(bounds[1], quantity)}, ${scale}`]
-      : [`all ${this.text(null)}`]));
+    const scale = data.linear.includes(quantity) ? "linear" : "logarithmic";
+    this.legend.replaceChildren(...(bounds ? ["≤ " + this.text(bounds[0], quantity), bar,
+      [`≥ ${this.text(bounds[1], quantity)}, ${scale}`, ...this.uncoloured].join("; ")] : [this.uncoloured.join("; ")]));
   }
 }
 

@@ -81,6 +81,17 @@ def page_of_two():
     return make(*(run.directory for run in real_runs()))
 
 
+def left_fp8():
+    """A run whose first layer leaves FP8 after step 2. The amax of the other is 4, 0, not finite, and 1."""
+    def tensor(layer, amax, saturated=0):
+        return dict(tensor=layer + ".x", amax=amax, scale=1.0, elements=4, saturated=saturated, underflowed=0, nonfinite=0)
+    records = []
+    for number, amax in enumerate((4.0, 0.0, None, 1.0), 1):
+        first = [tensor("h.0.fc", 4.0, number - 1)] if number <= 2 else []
+        records += [step(number), dict(step=number, fp8=[*first, tensor("h.1.fc", amax)])]
+    return write_records(records)
+
+
 def curves_of(data):
     return {f"{chart['name']}/{data['runs'][curve['run']]['name']}/{curve['name']}": curve
             for chart in data["charts"] for curve in chart["curves"]}
@@ -159,8 +170,15 @@ class Contents(unittest.TestCase):
         column = next(i for i, last in enumerate(inputs["last"]) if last >= 4440)
         rows = inputs["cells"]["saturated"]
         self.assertEqual(list(rows), list(dict.fromkeys(t.rsplit(".", 1)[0] for t in tensors)))
-        self.assertTrue(all([i for i, v in enumerate(row) if v is not None] == [column] for row in rows.values()))
+        self.assertTrue(all([i for i, v in enumerate(row) if v != report.ZERO] == [column] for row in rows.values()))
         self.assertEqual(max(weights["cells"]["amax"]["h.0.qkv"]), 800)  # hundredths of log2 of 2^8
+
+    def test_a_map_tells_zero_from_missing(self):
+        amax, saturated, underflowed = (data_of(make(left_fp8()))["maps"][0]["cells"][quantity]
+                                        for quantity in ("amax", "saturated", "underflowed"))
+        self.assertEqual(amax, {"h.0.fc": [200, 200, None, None], "h.1.fc": [200, report.ZERO, None, 0]})
+        self.assertEqual(saturated, {"h.0.fc": [report.ZERO, -200, None, None], "h.1.fc": [report.ZERO] * 4})
+        self.assertEqual(underflowed["h.1.fc"], [report.ZERO] * 4)
 
     def test_the_last_validation_of_a_run_that_diverged(self):
         page = text_of(make(write_records([dict(step=0, val_loss=5.5547), step(1), dict(step=1, val_loss=None)])))
@@ -347,6 +365,25 @@ class InBrowser(unittest.TestCase):
         window.locator("#heat-fp8").get_by_label("colour").select_option("underflowed")
         self.assertIn("share underflowed", maps.nth(2).get_attribute("aria-valuetext"))
 
+    def test_a_map_of_a_layer_that_left_fp8(self):
+        window = self.open(make(left_fp8()))
+        figure = window.locator("#heat-fp8 figure").nth(0)
+        figure.locator("summary").click()
+        window.wait_for_selector("#heat-fp8 tbody")
+        rows = [row.locator("td").all_inner_texts() for row in figure.locator("tbody tr").all()]
+        self.assertEqual(rows, [["h.0.fc", "-", "-", "-"], ["h.1.fc", "1", "0", "0"]])
+        canvas, said = figure.locator("canvas"), []
+        canvas.focus()
+        for key in ("ArrowDown", "ArrowLeft", "ArrowLeft", "ArrowLeft"):
+            window.keyboard.press(key)
+            said.append(canvas.get_attribute("aria-valuetext"))
+        self.assertEqual(said, [f"h.1.fc, step {n}: amax {amax}" for n, amax in ((4, "1"), (3, "-"), (2, "0"), (1, "4"))])
+        legend = figure.locator(".legend")
+        self.assertEqual(legend.inner_text().split(), "≤ 1 ≥ 4, logarithmic; grey: 0; empty: no value".split())
+        window.locator("#heat-fp8").get_by_label("colour").select_option("underflowed")
+        self.assertEqual(legend.inner_text(), "grey: 0; empty: no value")
+        self.assertEqual(self.errors, [])
+
     def test_maps_of_signals(self):
         """Each run has a map, whose rows are the tensors that have the quantity, kind by kind."""
         window = self.open(page_of_two())
@@ -365,7 +402,7 @@ class InBrowser(unittest.TestCase):
             self.assertEqual(rows[rows.index(blocks[0]):][:2], blocks)
             map_of_fp8.focus()
             for row in rows:
-                found = re.fullmatch(rf"(\S+), step 30: {name} ([\d.,e-]+|none)", map_of_fp8.get_attribute("aria-valuetext"))
+                found = re.fullmatch(rf"(\S+), step 30: {name} ([\d.,e-]*\d)", map_of_fp8.get_attribute("aria-valuetext"))
                 self.assertEqual(found[1], row)
                 self.assertAlmostEqual(float(found[2].replace(",", "")) / value(last[row]), 1, delta=0.01)
                 window.keyboard.press("ArrowDown")
