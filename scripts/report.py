@@ -369,21 +369,21 @@ def sources(runs):
     return table("Training data by source", [run.name for run in runs], rows) if rows else ""
 
 
+def memory_text(sizes):
+    taken = dict.fromkeys((size_text(sizes["least_peak"]), size_text(sizes["most_peak"])))
+    return f"{size_text(sizes['planned'])} planned, {' to '.join(taken)} taken"
+
+
 def memory(runs):
     """From the last memory record of each run."""
-    rows, names = {}, []
-    for run in runs:
-        records = [r["memory"] for r in run.other if "memory" in r]
-        if not records:
-            continue
-        for kind, sizes in records[-1].items():
-            rows.setdefault(kind, ["-"] * len(names))
-            taken = {size_text(sizes["least_peak"]), size_text(sizes["most_peak"])}
-            rows[kind].append(f"{size_text(sizes['planned'])} planned, {' to '.join(sorted(taken))} taken")
-        total = sum(sizes["most_peak"] for kind, sizes in records[-1].items() if kind != "offloaded")
-        rows.setdefault("all", ["-"] * len(names)).append(f"{size_text(total)} taken on the device")
-        names.append(run.name)
-    return table("Memory of a rank, by kind", names, list(rows.items())) if rows else ""
+    last = [(run.name, records[-1]) for run in runs if (records := [r["memory"] for r in run.other if "memory" in r])]
+    names, records = [name for name, _ in last], [record for _, record in last]
+    rows = []
+    for kind in dict.fromkeys(kind for record in records for kind in record):
+        rows.append((kind, [memory_text(record[kind]) if kind in record else "-" for record in records]))
+    totals = [sum(sizes["most_peak"] for kind, sizes in record.items() if kind != "offloaded") for record in records]
+    rows.append(("all", [f"{size_text(total)} taken on the device" for total in totals]))
+    return table("Memory of a rank, by kind", names, rows) if names else ""
 
 
 def products(runs):

@@ -225,6 +225,22 @@ class Contents(unittest.TestCase):
         self.assertIn("b.bin</th><td>2,000 tokens, 25.0 %</td><td>-</td>", page)
         self.assertFalse("Training data by source" in text_of(make(write_records([step(1)]))))
 
+    def test_memory_by_kind(self):
+        """Each size is in its run's column, and the least peak of a rank comes before the most."""
+        sizes = lambda least, most: dict(planned=2 ** 34, least_peak=int(least * 2 ** 30), most_peak=int(most * 2 ** 30))
+        runs = [write_records([step(1), *([dict(step=1, memory=kinds)] if kinds else [])]) for kinds in (
+            dict(weights=sizes(9.5, 10), residuals=sizes(1, 1)), dict(weights=sizes(2, 2)), {},
+            dict(weights=sizes(3, 3), residuals=sizes(4, 4), comm=sizes(5, 5)), dict(weights=sizes(6, 6)))]
+        found = re.search("<caption>Memory of a rank, by kind.*?</table>", text_of(make(*runs)))[0]
+        rows = {label: re.findall("<td>(.*?)</td>", cells) for label, cells in
+                re.findall('<th scope="row">(.*?)</th>(.*?)</tr>', found)}
+        taken = lambda text: f"16.0 GiB planned, {text} taken"
+        self.assertEqual(rows, {
+            "weights": [*map(taken, ("9.5 GiB to 10.0 GiB", "2.0 GiB", "3.0 GiB", "6.0 GiB"))],
+            "residuals": [taken("1.0 GiB"), "-", taken("4.0 GiB"), "-"], "comm": ["-", "-", taken("5.0 GiB"), "-"],
+            "all": [f"{total}.0 GiB taken on the device" for total in (11, 2, 12, 6)]})
+        self.assertEqual(list(rows)[-1], "all")
+
     def test_text_of_a_run_cannot_become_markup(self):
         bad = '</script><script>alert("x")</script><!--'
         records = [step(1), dict(step=1, sample=bad)]
