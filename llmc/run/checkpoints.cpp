@@ -1,9 +1,12 @@
 // Builds manifests, and starts and reports saves.
 #include "llmc/run/checkpoints.h"
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/clock.h"
+#include "llmc/base/files.h"
+#include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/saver.h"
 #include "llmc/flags/options.h"
 #include "llmc/log/provenance.h"
@@ -19,6 +22,18 @@ static std::vector<StateSlice> without_values(const std::vector<DeviceSlice>& st
     std::vector<StateSlice> slices;
     for (const DeviceSlice& part : state) slices.push_back(part.slice);
     return slices;
+}
+
+// Bytes of the checkpoints that --overwrite is going to delete.
+static uint64_t bytes_of_earlier_run(const std::string& directory) {
+    uint64_t bytes = 0;
+    for (const FoundCheckpoint& found : find_checkpoints(directory))
+        for (const std::string& name : names_in(found.path)) {
+            std::error_code unknown;
+            const auto size = std::filesystem::file_size(found.path + "/" + name, unknown);
+            if (!unknown) bytes += size;
+        }
+    return bytes;
 }
 
 template <class Real>
@@ -37,7 +52,8 @@ Checkpoints<Real>::Checkpoints(const Options& options, const Inputs& inputs, Tra
     const Comm& comm = trainer.comm();
     const uint64_t needed = checkpoint_bytes(comm, without_values(trainer.state_slices()));
     if (comm.is_main()) {
-        const uint64_t room = free_bytes(directory.checkpoints());
+        const uint64_t room = free_bytes(directory.checkpoints()) +
+                              (options.overwrite ? bytes_of_earlier_run(directory.checkpoints()) : 0);
         if (room < needed)
             throw Error(ExitCode::no_resources,
                         "{}: a checkpoint takes {}, and {} are free; free space there, choose another --out, or save "

@@ -767,11 +767,10 @@ class Disk(Case):
         run_ = Directory(os.path.join(mount, "run"))
         self.succeeds(run_.run("--stop-after", "2"))
         with open(os.path.join(mount, "filler"), "wb") as file:
-            room = shutil.disk_usage(mount).free
-            file.write(b"x" * max(0, room - 40000))
-        result = run_.run("-n", "2", "--resume", "latest")
-        self.refused(result, RESOURCES, "a checkpoint takes")
+            file.write(b"x" * max(0, shutil.disk_usage(mount).free - 40000))
+        self.refused(run_.run("-n", "2", "--resume", "latest"), RESOURCES, "a checkpoint takes")
         self.assertEqual(list(run_.checkpoints), [2])
+        self.succeeds(run_.run("--stop-after", "2", "--overwrite"))  # deletes the checkpoint that takes the room
         os.remove(os.path.join(mount, "filler"))
         self.succeeds(run_.run("--resume", "latest", "--keep", "1"))
 
