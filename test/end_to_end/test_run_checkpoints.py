@@ -22,8 +22,8 @@ import unittest
 from test_ranks import ENVIRONMENT
 from test_run_ranks import MPIRUN, ONE_THREAD, command, run_each, run_on
 from trainer import (CHECKPOINT, DATA, FLAGS, FP8_RECIPES, PROGRAM, RESOURCES, ROOT, STOPPED, TIME_FIELDS, Case, corpus,
-                     disk_trouble, new_path, read_bytes, read_json, read_records, read_safetensors, recipe_flags, run,
-                     train_flags, workspace, write_json, write_shard)
+                     disk_trouble, new_path, open_files, read_bytes, read_json, read_records, read_safetensors, run,
+                     recipe_flags, train_flags, workspace, write_json, write_shard)
 
 MATRIX = bool(os.environ.get("CHECKPOINT_MATRIX"))
 # One layer of 32 channels: a few milliseconds a step.
@@ -332,8 +332,7 @@ class Resume(Case):
         shutil.copy(opened := os.path.join(there[6], "rank_00000.safetensors"), hold)
         process = self.started(run_.start("--resume", other.path, env={
             "LD_PRELOAD": disk_trouble(), "DISK_HOLD": hold, "DISK_READS_OF": "step_00000006/rank_00000.safetensors"}))
-        while process.poll() is None and not any(os.path.realpath(f"/proc/{process.pid}/fd/{fd}") == opened
-                                                 for fd in os.listdir(f"/proc/{process.pid}/fd")):
+        while process.poll() is None and opened not in open_files(process):
             time.sleep(0.001)
         shutil.move(newer, there[9])
         for step in (3, 6):

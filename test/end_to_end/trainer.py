@@ -131,6 +131,17 @@ class Result:
         return [(int(step), text) for step, text in found]
 
 
+def open_files(process):
+    """The paths that the process has open now, while it opens and closes others."""
+    paths = []
+    for fd in os.listdir(f"/proc/{process.pid}/fd"):
+        try:
+            paths.append(os.readlink(f"/proc/{process.pid}/fd/{fd}"))
+        except FileNotFoundError:  # closed since
+            pass
+    return paths
+
+
 @functools.cache
 def disk_trouble():
     """The library disk_trouble.c, to preload."""
