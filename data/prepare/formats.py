@@ -45,8 +45,8 @@ CONTAINERS = [(re.compile(begins, re.DOTALL), what, advice) for begins, what, ad
     (rb"\x93NUMPY|\x89HDF\r\n\x1a\n", "an array of numbers", "write its texts as JSON lines"),
     (rb".{5}\0\0\0\{\"|GGUF[\x01-\x0f]\0\0\0", "a file of weights", "give a file of text"),
     (rb"SQLite format 3\0", "an SQLite database", "write its texts as JSON lines"),
-    # Text may begin with ORC or PARE, too, but it has no zeros. These tables have some near their beginning: the upper bytes
-    # of lengths, and positions.
+    # Text may also begin with ORC or PARE, but it has no zero bytes. Such tables have zero bytes near their beginning, in
+    # lengths and positions.
     (rb"(?:ORC|PARE).*\0|Obj\x01|FEA1", "a table of ORC, Avro, Feather 1 or encrypted parquet",
      "convert it to parquet"),
     (rb"%PDF-|\xd0\xcf\x11\xe0", "a PDF or Office document", "extract its text"))]

@@ -15,7 +15,7 @@ from .readers import TEXT_KINDS, with_crlf
 from .table import MISCOUNTED
 from .tokenizers import PrepareError
 
-SHARE_ERROR = 0.1  # of an input's share of the mixture; a note names larger ones
+SHARE_ERROR = 0.1  # a larger error of an input's share of the mixture, relative to the share, gets a note
 SPLITS = {TRAIN: "train", VAL: "val"}
 
 

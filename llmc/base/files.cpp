@@ -164,6 +164,12 @@ std::vector<std::string> names_in(const std::string& directory) {
     return names;
 }
 
+std::string resolved_path(const std::string& path) {
+    std::error_code ignored;
+    // Another component makes "dir" and "dir/" the same.
+    return fs::weakly_canonical(fs::path(path) / "x", ignored).parent_path().string();
+}
+
 uint64_t free_bytes(const std::string& path) {
     struct statvfs status;
     std::filesystem::path at = path;

@@ -98,6 +98,10 @@ bool directory_exists(const std::string& path);
 // The names in a directory, sorted. Empty if the path does not exist or is not a directory.
 std::vector<std::string> names_in(const std::string& directory);
 
+// The path without links, "." and "..", and without a slash at its end. It need not exist. Two paths of one place are
+// then equal.
+std::string resolved_path(const std::string& path);
+
 // Free bytes for an ordinary user on the file system of `path`, which need not exist yet.
 uint64_t free_bytes(const std::string& path);
 

@@ -2,7 +2,6 @@
 #include "llmc/checkpoint/weight_source.h"
 #include "llmc/commands/model_command.h"
 
-#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -46,13 +45,10 @@ static void print(const Options& o, const WeightSource& weights, const Ranks& ra
         print_line("{:16} {:>10} {:>12} {:>11} {:>10} {:>12} {:>9}", "against BF16", "BF16 loss", "difference", "+-",
                    "", "KL in nats", "+-");
     for (const ValLoss& set : record.losses)
-        if (const auto& against = set.against_bf16) {
-            const bool one = std::isnan(against->kl_error);  // sequence, which shows no error
+        if (const auto& against = set.against_bf16)
             print_line("{:16} {:10.4f} {:+12.6f} {:>11} {:+8.4f} % {:12.4e} {:>9}", set.name.empty() ? "val" : set.name,
-                       against->loss, against->difference, one ? "-" : fmt::format("{:.6f}", against->difference_error),
-                       100 * against->difference / against->loss, against->kl,
-                       one ? "-" : fmt::format("{:.1e}", against->kl_error));
-        }
+                       against->loss, against->difference, error_text(against->difference_error, "{:.6f}"),
+                       100 * against->difference / against->loss, against->kl, error_text(against->kl_error, "{:.1e}"));
     if (!record.tasks.empty()) print_line("{:16} {:>10} {:>12} {:>14}", "task", "examples", "acc", "acc_norm");
     for (const TaskScores& task : record.tasks)
         print_line("{:16} {:10} {:12.4f} {:14.4f}", task.name, task.examples, task.accuracy, task.normalized_accuracy);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "llmc/base/files.h"
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/comm/agreement.h"  // failure_of
@@ -12,11 +13,6 @@
 namespace llmc {
 
 namespace fs = std::filesystem;
-
-static bool is_same_place(const fs::path& a, const fs::path& b) {
-    std::error_code ignored;
-    return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
-}
 
 // True for files that an export or a run writes for a model.
 static bool is_model_file(const std::string& name) {
@@ -34,58 +30,59 @@ static bool is_read_with_a_model(const fs::path& file) {
 // The directory in which an export's files are written before they replace others.
 static fs::path partial_directory(const Options& o) { return fs::path(o.to) / "export.partial"; }
 
-static bool is_ours(const fs::path& path) {
-    return is_model_file(path.filename().string()) || is_hf_tokenizer_file(path.filename().string());
-}
+// True for files that an export writes.
+static bool is_ours(const std::string& name) { return is_model_file(name) || is_hf_tokenizer_file(name); }
 
 // Removes that directory, unless it has other files than an export's.
 static void remove_partial(const Options& o) {
+    const fs::path partial = partial_directory(o);
     std::error_code error;
-    std::vector<fs::path> files;
-    for (const auto& entry : fs::directory_iterator(partial_directory(o), error)) files.push_back(entry.path());
-    for (const fs::path& path : files)
-        if (is_ours(path) || (path.extension() == ".tmp" && is_ours(path.stem()))) fs::remove(path, error);
-    fs::remove(partial_directory(o), error);
+    for (const std::string& name : names_in(partial.string())) {
+        const std::string written = name.ends_with(".tmp") ? name.substr(0, name.size() - 4) : name;
+        if (is_ours(written)) fs::remove(partial / name, error);
+    }
+    fs::remove(partial, error);
 }
 
-// Creates the directory, and returns the files in it that the export replaces. Throws if it must not replace them.
-static std::vector<fs::path> prepare_directory(const Options& o) {
+// Creates the directory, and returns the files in it that the export is to replace. Throws if it must not.
+static std::vector<std::string> files_to_replace(const Options& o) {
     const fs::path from(o.from), to(o.to);
     std::error_code error;
     const bool is_folder = fs::is_directory(from, error);
     if ((is_folder || is_model_file(from.filename().string())) &&
-        is_same_place((is_folder ? from : from.parent_path()) / "x", to / "x"))
+        resolved_path((is_folder ? from : from.parent_path()).string()) == resolved_path(o.to))
         refuse("export: --to " + o.to + " would replace the model that --from reads");
     if (fs::exists(to, error) && !fs::is_directory(to, error)) refuse("export: " + o.to + " is not a directory");
     fs::create_directories(to, error);
-    remove_partial(o);  // of an export that was killed
+    remove_partial(o);  // an export that was killed may have left it
     if (fs::exists(partial_directory(o), error))
         refuse("export: " + partial_directory(o).string() +
                " is in the way, and holds files that no export has written");
-    std::vector<fs::path> there;
-    for (const auto& entry : fs::directory_iterator(to, error)) there.push_back(entry.path());
-    if (error) refuse("export: cannot write into " + o.to + ": " + error.message());
+    std::vector<std::string> there;
+    const Failure unlisted = failure_of([&] { there = names_in(o.to); });
+    if (error || unlisted)
+        refuse("export: cannot write into " + o.to + ": " + (error ? error.message() : unlisted.text));
     if (!there.empty() && !o.overwrite)
         refuse("export: " + o.to + " is not empty; --overwrite replaces the model in it, or choose another --to");
-    for (const fs::path& path : there)
-        if (is_read_with_a_model(path) && !is_ours(path))
-            refuse("export: " + path.string() + " is from another program or a run, and might be read with the " +
+    for (const std::string& name : there)
+        if (is_read_with_a_model(name) && !is_ours(name))
+            refuse("export: " + (to / name).string() +
+                   " is from another program or a run, and might be read with the " +
                    "model; move it away, or choose another --to");
-    std::erase_if(there, [&](const fs::path& path) { return !is_ours(path); });
+    std::erase_if(there, [](const std::string& name) { return !is_ours(name); });
     return there;
 }
 
 // Replaces the files of an earlier export by the new ones. config.json goes first and comes last: without it, no
 // program takes the rest for a model.
-static void replace_files(const Options& o, const std::vector<fs::path>& replaced) {
+static void replace_files(const Options& o, const std::vector<std::string>& replaced) {
     const fs::path to(o.to), from = partial_directory(o);
     std::error_code error;
     fs::remove(to / "config.json", error);
-    for (const fs::path& path : replaced) fs::remove(path, error);
-    std::vector<fs::path> names;
-    for (const auto& entry : fs::directory_iterator(from)) names.push_back(entry.path().filename());
-    std::stable_partition(names.begin(), names.end(), [](const fs::path& name) { return name != "config.json"; });
-    for (const fs::path& name : names) fs::rename(from / name, to / name);
+    for (const std::string& name : replaced) fs::remove(to / name, error);
+    std::vector<std::string> names = names_in(from.string());
+    std::stable_partition(names.begin(), names.end(), [](const std::string& name) { return name != "config.json"; });
+    for (const std::string& name : names) fs::rename(from / name, to / name);
     fs::remove(from, error);
 }
 
@@ -94,7 +91,8 @@ static std::string llmc_file(const Options& o) {
     std::error_code error;
     fs::path file(o.to);
     if (file.extension() != ".bin" || fs::is_directory(file, error)) file /= "model.bin";
-    if (is_same_place(o.from, file)) refuse("export: --to " + o.to + " would replace the model that --from reads");
+    if (resolved_path(o.from) == resolved_path(file.string()))
+        refuse("export: --to " + o.to + " would replace the model that --from reads");
     if (fs::exists(file, error) && !o.overwrite)
         refuse("export: " + file.string() + " exists; --overwrite replaces it, or choose another --to");
     if (fs::exists(file, error) && !has_llmc_magic(file.string()))
@@ -176,7 +174,7 @@ ExitCode export_weights(const Options& o) {
         else if (given)  // it may be the same one in another format
             if (const Failure doubt = failure_of([&] { require_tokenizer_of(*source, o.from, *given); }))
                 print_line("note: {}", doubt.text);
-        const std::vector<fs::path> replaced = prepare_directory(o);
+        const std::vector<std::string> replaced = files_to_replace(o);
         const std::string partial = partial_directory(o).string();
         try {
             fs::create_directory(partial);

@@ -145,7 +145,7 @@ void print(const Inspection& f, const ModelConfig& model) {
         print_line("{:16} {:10.6f} {:>+9.4f} % {:10.6f} {:10.6f}", i->name, i->loss, 100 * (i->loss / f.fp32.loss - 1),
                    i->all().cosine(), i->all().gain());
     print_line("KL(BF16 || FP8): {:.4e} nats per token, +- {}", f.divergence.kl,
-               std::isnan(f.divergence.kl_error) ? "-" : fmt::format("{:.1e}", f.divergence.kl_error));
+               error_text(f.divergence.kl_error, "{:.1e}"));
     print_line("\n{:16} {:^32} {:^32}\n{:16} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}", "", "gradient of the weight",
                "error of the FP8 matmul", "layer", "cos bf16", "cos fp8", "gain fp8", "forward", "dgrad", "wgrad");
     for (const TensorRow& row : all_tensors(model)) {

@@ -90,8 +90,7 @@ const Flag kRows[] = {
     heading("Model"),
     common(flag('e', "model", "NAME|FILE", &Options::model_name, check_not_empty,
                 "tiny, d2, d4, d6, d12, d24, d36, d48, gpt2-xl, llama3-8b, qwen3-8b, nano-d12, ... (-e list names "
-                "all), or a JSON file such as "
-                "Hugging Face's config.json",
+                "all), or a JSON file such as Hugging Face's config.json",
                 "d12")),
     flag(0, "depth", "N", &Options::depth, {.min = 1, .max = 1000},
          "nanochat's dial: its model of N layers with training steps, batch size and learning rates to match, printed "

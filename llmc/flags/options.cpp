@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/files.h"
 #include "llmc/data/order.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/flags.h"
@@ -59,17 +60,12 @@ static void append_entry(const std::string& key, const Json& value, std::vector<
 // --overwrite removes the run in --out, so the weights to start from must not be there, nor be links to files there.
 static void check_weights_survive(const Options& options) {
     if (!options.overwrite || options.init_from.empty() || options.out.empty()) return;
-    namespace fs = std::filesystem;
-    std::error_code ignored;
-    // A last component makes "dir" and "dir/" the same.
-    const auto resolved = [&](const fs::path& path) { return fs::weakly_canonical(path / "x", ignored).parent_path(); };
-    const fs::path roots[] = {resolved(options.out), resolved(fs::path(options.out) / "checkpoints")};
-    std::vector<fs::path> read = {options.init_from};
-    for (const auto& entry : fs::directory_iterator(options.init_from, ignored)) read.push_back(entry.path());
-    for (const fs::path& path : read)
-        for (const fs::path& root : roots) {
-            const fs::path inside = resolved(path).lexically_relative(root);
-            if (!inside.empty() && *inside.begin() != "..")
+    std::vector<std::string> read = {options.init_from};
+    for (const std::string& name : names_in(options.init_from)) read.push_back(options.init_from + "/" + name);
+    for (const std::string& path : read)
+        for (const std::string& root : {options.out, options.out + "/checkpoints"}) {
+            const std::string file = resolved_path(path), deleted = resolved_path(root);
+            if (file == deleted || file.starts_with(deleted + "/"))
                 refuse("--overwrite would remove the weights that --init-from {} reads; use another --out",
                        options.init_from);
         }

@@ -68,8 +68,8 @@ void norm_backward(const NormParameters<Real>& norm, const NormGradients& gradie
                    stream_t stream);
 size_t norm_backward_scratch(NormKind kind, int N, int C);
 
-// The same, and `out` = E5M2(dinp as rounded to BF16): the gradient of the residual stream is also the output gradient
-// of the linear layer that was added to it last. N % 16 == 0, C % 16 == 0 and C <= kWidestFusedGradient.
+// The same, and `out` = E5M2(dinp as rounded to BF16), because the gradient of the residual stream is also the output
+// gradient of the linear layer that was added to it last. N % 16 == 0, C % 16 == 0 and C <= kWidestFusedGradient.
 //
 // dinp is a link of a chain, so this runs once: passes `train` and `train_counted` write everything. `measure` writes
 // dinp, dweight, dshift and the state's amax_now and bad; quantize() turns dinp into FP8 afterwards. No other pass.

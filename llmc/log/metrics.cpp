@@ -76,6 +76,10 @@ Json divergence_json(const DivergenceResult& result) {
     return json;
 }
 
+std::string error_text(double error, const char* how) {
+    return std::isnan(error) ? "-" : fmt::format(fmt::runtime(how), error);
+}
+
 Json metrics_json(const ValRecord& r) {
     Json line;
     line["step"] = r.step;

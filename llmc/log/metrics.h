@@ -59,6 +59,8 @@ void put_number(Json& record, const std::string& key, double value);
 Json metrics_json(const StepRecord& record);
 Json metrics_json(const ValRecord& record);
 Json divergence_json(const DivergenceResult& result);
+// A standard error in fmt's format `how`, or "-" if it is unknown, as that of a single sequence is.
+std::string error_text(double error, const char* how);
 // Lines of main.log. As in llm.c, the step that makes update k has number k-1, and a validation after k updates has
 // number k, so that files of both programs can be plotted together.
 std::string main_log_line(const StepRecord& record);

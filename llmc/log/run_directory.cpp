@@ -363,7 +363,7 @@ void RunDirectory::go_on(const RunFileSizes& sizes) {
 RunFileSizes RunDirectory::sizes() const { return {metrics_.size(), main_log_.size()}; }
 
 int64_t RunDirectory::last_step_after(int64_t bytes) const {
-    const std::string beginning = "{\"step\":";  // of every record
+    const std::string beginning = "{\"step\":";  // every record begins so
     int64_t last = -1;
     std::error_code ignored;
     if (!fs::is_regular_file(file("metrics.jsonl"), ignored)) return last;

@@ -457,8 +457,7 @@ static void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed
     if (fp8 && state.fp8 && static_cast<int>(state.fp8->left.size()) == fp8->layers() && state.step < until)
         print_line(
             "note: all layers left FP8 earlier and stay in BF16, although the run is now to train in FP8 until {}; to "
-            "do "
-            "that, resume from a checkpoint in FP8",
+            "do that, resume from a checkpoint in FP8",
             until == Fp8Until::kNever ? "its end" : fmt::format("step {}", until));
     if (!same_scales)
         print_line("note: FP8 scales are measured again in the next step: the recipe or the loss scale changed");

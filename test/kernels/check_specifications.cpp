@@ -24,7 +24,7 @@ private:
 
 const char* const chosen_one = std::getenv("LLMC_SPECIFICATION");
 const std::string only = chosen_one ? chosen_one : "";
-bool found = false;  // that one
+bool found = false;  // a test has that specification
 
 }  // namespace
 
