@@ -205,6 +205,9 @@ void TokenDecoder::require_made(const TokenFile& file) const {
                  "it is not the tokenizer that {} was made with (tokenizer_hash {}, not {}); take both "
                  "from one data.prepare",
                  file.path, hash_, made_with);
+    const int64_t ids = file.sidecar.vocab.value_or(vocab());
+    if (hash_.empty() && (vocab() > ids || vocab() < ids - 256))  // a .tiktoken file lacks the special tokens
+        bad_file(name_, "it has {} tokens, and {} was made with a tokenizer of {}", vocab(), file.path, ids);
 }
 
 // Format: int32 head[256] = {magic, version, tokens, end token, prefix bytes, 1 if it does not count text, and 8 of the

@@ -169,7 +169,18 @@ TEST_CASE("a table knows the files that its tokenizer has made") {
     };
     const TokenFile made = file("a.bin", "sha256:" + std::string(62, '0') + "fe");
     const TokenFile other = file("b.bin", "sha256:" + std::string(64, '1')), unknown = file("c.bin", std::nullopt);
-    CHECK_NOTHROW(TokenDecoder::parse_table(content, "llmc.bin").require_made(other));  // llm.c's has no hash
+    const TokenDecoder llmc = TokenDecoder::parse_table(content, "llmc.bin");  // llm.c's has no hash
+    TokenFile counted = other;
+    for (const int64_t vocab : {3, 3 + 256}) {  // special tokens may be missing
+        counted.sidecar.vocab = vocab;
+        CHECK_NOTHROW(llmc.require_made(counted));
+    }
+    for (const int64_t vocab : {2, 4 + 256}) {
+        counted.sidecar.vocab = vocab;
+        check_error(ExitCode::bad_data, {"llmc.bin", "it has 3 tokens, and b.bin was made with a tokenizer of"},
+                    [&] { llmc.require_made(counted); });
+    }
+    CHECK_NOTHROW(llmc.require_made(other));
     content[24 + 31] = static_cast<char>(0xfe);
     const TokenDecoder decoder = TokenDecoder::parse_table(content, "t.bin");
     CHECK(decoder.as_table() == content);
