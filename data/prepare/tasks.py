@@ -31,8 +31,8 @@ def text_of(row, *keys):
 
 
 def answer_of(text, answers):
-    if str(text) not in answers:
-        raise ValueError(f"the answer is {text!r}, not one of {', '.join(answers)}")
+    if answers.count(str(text)) != 1:
+        raise ValueError(f"the answer is {text!r}, not {'exactly ' * (str(text) in answers)}one of {', '.join(answers)}")
     return answers.index(str(text))
 
 

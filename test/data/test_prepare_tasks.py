@@ -149,6 +149,8 @@ class Tasks(TestCase):
         self.assertIn("record 1: not a question of piqa (TypeError", refused("piqa", ["goal"]))
         self.assertIn("has no examples", refused("piqa"))
         self.assertIn("(ValueError: the answer is 'D', not one of A, B, C)", refused("arc", ARC | {"answerKey": "D"}))
+        twice = ARC_HF | {"choices": {"text": ["hot", "cold"], "label": ["B", "B"]}}
+        self.assertIn("(ValueError: the answer is 'B', not exactly one of B, B)", refused("arc", twice))
         self.assertIn("(ValueError: the answer is '', not", refused("winogrande", WINOGRANDE | {"answer": ""}))
         self.assertIn("(ValueError: the sentence has no _)", refused("winogrande", WINOGRANDE | {"sentence": "A cup"}))
         self.assertIn("line 1: a choice has no tokens", refused("winogrande", WINOGRANDE | {"sentence": "It was _"}))
