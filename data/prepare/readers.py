@@ -452,13 +452,16 @@ def open_dataset(path):
 
 
 def pinned(path):
-    """The data set of the hub at today's revision: all workers, and a run that continues, must read the same files."""
+    """The data set of the hub at the commit that its revision is today: all workers, and a run that continues, must read the
+    same files.
+    """
     name, *rest = path[3:].split(":")
-    if "@" in name or os.path.isdir(name):
+    if os.path.isdir(name):
         return path
+    name, _, revision = name.partition("@")
     with dataset_errors(path):
         import huggingface_hub
-        return ":".join([f"hf:{name}@{huggingface_hub.HfApi().dataset_info(name).sha}", *rest])
+        return ":".join([f"hf:{name}@{huggingface_hub.HfApi().dataset_info(name, revision=revision or None).sha}", *rest])
 
 
 def plan_stream(path, format):
