@@ -31,6 +31,9 @@ def weighted_input(text):
         return text, None
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"the weight of {text} is not above 0")
+    if re.fullmatch("hf:[^@:]+", name) and value >= 1000:
+        raise argparse.ArgumentTypeError(f"{weight} could be a revision or a weight of {name}; write {text}: for the revision, "
+                                         "or give weights below 1000")
     return name, value
 
 

@@ -49,6 +49,11 @@ class Options:
     shard_tokens: int = 100_000_000
     max_epochs: float = 1.0
 
+    @property
+    def is_mixture(self):
+        """True if the inputs have weights: all of them have one, or none has."""
+        return self.inputs[0][1] is not None
+
     def format(self):
         separator = None if self.separator is None else self.separator.encode()
         return readers.Format(self.column, separator, self.structured_as_text)
@@ -287,7 +292,7 @@ def plan_chunks(options, is_output=lambda path: False):
         part.kind in ("text", "bad") for part in parts)
     if by_place and any(part.kind not in ("text", "bad") for part in parts):
         raise PrepareError("--val-split start needs plain text files: elsewhere documents are split by their hashes")
-    if options.inputs[0][1] is None:  # without a mixture, all inputs are one source
+    if not options.is_mixture:  # all inputs are one source
         sources = [parts]
     chunks = []
     for source, parts in enumerate(sources):

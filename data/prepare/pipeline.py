@@ -80,12 +80,13 @@ def epochs_of(options, train_tokens):
     """The number of times that each source's documents are used: the largest mixture in which no source is used more
     than --max-epochs times. Without weights, every source is used once.
     """
-    weights = [weight for _, weight in options.inputs]
-    if weights[0] is None:
+    if not options.is_mixture:
         return [1.0]
+    weights = [weight for _, weight in options.inputs]
     for (name, _), tokens in zip(options.inputs, train_tokens):
         if tokens == 0:
-            raise PrepareError(f"nothing of {name} is left for training, so it cannot have its part of the mixture")
+            raise PrepareError(f"nothing of {name} is left for training, so it cannot have its part of the mixture" +
+                               "; --val-fraction 0 makes no validation set" * (options.val_fraction > 0))
     total = min(options.max_epochs * tokens / weight for tokens, weight in zip(train_tokens, weights))
     return [weight * total / tokens for tokens, weight in zip(train_tokens, weights)]
 
@@ -269,7 +270,7 @@ def prepare(options, out, workers=1, overwrite=False):
         blocks = choose(chunks, results, options, folder, stats)
         epochs = epochs_of(options, stats.train_tokens)
         stats.check_splits()
-        if options.inputs[0][1] is not None:
+        if options.is_mixture:
             stats.check_mixture(*training_tokens(blocks, epochs))
         for split, name in ((VAL, "val"), (TRAIN, "train")):
             if stats.documents_of[name]:

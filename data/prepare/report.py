@@ -151,7 +151,7 @@ class Report:
                              f"--separator {quoted(better)}: the lines end with CRLF")
         if options.column != "text" and self.kinds <= TEXT_KINDS | {"bad"}:
             notes.append(f"--column {options.column} had no effect, because no input has fields")
-        if options.max_epochs != 1 and options.inputs[0][1] is None:
+        if options.max_epochs != 1 and not options.is_mixture:
             notes.append(f"--max-epochs {options.max_epochs:g} had no effect, because no input has a weight")
         if self.html:
             notes.append(f"HTML was tokenized with its tags, in {plural(self.html, 'document')}; extract the texts first unless "

@@ -4,6 +4,7 @@ change the output. The larger documents are real, from /usr/share/doc.
 Run: .venv/bin/python -m unittest discover -s test/data
 """
 
+import argparse
 import bz2
 import contextlib
 import errno
@@ -168,13 +169,24 @@ class Read(TestCase):
             file.truncate(300)
         self.assertIn("The same command continues", self.refused("text", hub, "--out", self.path("broken")))
 
+    def test_a_number_behind_a_name_of_the_hub(self):
+        """It is a weight, unless it could be a revision."""
+        for text, expected in (("hf:a/b@0.7", ("hf:a/b", 0.7)), ("hf:a/b@999", ("hf:a/b", 999)),
+                               ("hf:a/b:c@2024", ("hf:a/b:c", 2024)), ("hf:a/b@main@2024", ("hf:a/b@main", 2024)),
+                               ("hf:a/b@2024:", ("hf:a/b@2024:", None)), ("hf:a/b@2024:c", ("hf:a/b@2024:c", None)),
+                               ("web@2024", ("web", 2024))):
+            self.assertEqual(command_line.weighted_input(text), expected)
+        for text in ("hf:a/b@2024", "hf:a/b@1234567"):
+            with self.assertRaisesRegex(argparse.ArgumentTypeError, f"write {text}: for the revision, or give weights below"):
+                command_line.weighted_input(text)
+
     @needs("datasets", "huggingface_hub")
     def test_the_revision_of_the_hub(self):
         """All files are of one revision, and known data sets say which disk they need."""
         readers.open_dataset.cache_clear()
-        with mock.patch("huggingface_hub.HfApi.dataset_info", lambda *_: mock.Mock(sha="5eed")):
-            self.assertEqual(readers.pinned("hf:a/b:c:d"), "hf:a/b@5eed:c:d")
-        self.assertEqual(readers.pinned("hf:a/b@main:c"), "hf:a/b@main:c")
+        with mock.patch("huggingface_hub.HfApi.dataset_info", lambda *_, revision: mock.Mock(sha=f"5eed_{revision}")):
+            self.assertEqual(readers.pinned("hf:a/b:c:d"), "hf:a/b@5eed_None:c:d")
+            self.assertEqual(readers.pinned("hf:a/b@main:c"), "hf:a/b@5eed_main:c")
         with mock.patch("datasets.load_dataset", mock.Mock()) as load:
             readers.open_dataset("hf:a/b@5eed:c")
         load.assert_called_once_with("a/b", "c", split="train", revision="5eed", streaming=True)
@@ -343,6 +355,7 @@ class BadInput(TestCase):
                 ((some, "--shard-tokens", "0"), "--shard-tokens 0"), ((some, "--max-epochs", "0"), "--max-epochs 0"),
                 ((some + "@0.5", empty), "give each input a weight (INPUT@WEIGHT), or none"),
                 ((some + "@1", empty + "@1", "--val-fraction", "0"), "empty is left for training"),
+                ((some + "@1",), "some is left for training, so it cannot have its part of the mixture; --val-fraction 0 makes"),
                 ((self.path("a.jsonl", b"{}"), "--val-split", "start"), "--val-split start needs plain text files")]:
             with self.subTest(words):
                 self.assertIn(words, self.text(*args))
