@@ -276,9 +276,14 @@ static void check_clipping(const Options& o) {
             o.qk_clip);
 }
 
-// Fills in defaults that depend on the optimizer. The learning rates of muon's AdamW default to one another.
+// Fills in defaults that depend on the optimizer. An --adamw-lr without X stays as it was given: rates that it leaves
+// out follow --lr, also if a resumed run changes that.
 static void resolve_optimizer(Options& o) {
+    const Flag& adamw_lr = *find_flag("adamw-lr");
+    const bool follows = o.given.contains("adamw-lr") && o.optimizer.adamw_lr < 0;
+    const std::string given = flag_text(adamw_lr, o);
     o.optimizer = o.optimizer.complete(o.schedule.lr);
+    if (follows) adamw_lr.set(o, given);
     o.optimizer.rounding_seed = o.seed;
     const auto [momentum, warmup] = o.optimizer.muon_momentum();
     if (warmup > 0 && !is_muon(o.optimizer.kind))

@@ -507,6 +507,10 @@ TEST_CASE("options: values of a run that followed from another flag follow it ag
         CHECK(lower.max_minutes == 0);
         const Arguments own = with({"--optimizer", "muon", "--lr", "1e-3", "--adamw-lr", "5e-4"});
         CHECK(again(own, {"--lr", "1e-6"}, resumes).optimizer.adamw_lr == 5e-4);
+        const Arguments part = with({"--optimizer", "muon", "--lr", "1e-3", "--adamw-lr", "embedding=0.5"});
+        const OptimizerConfig raised = again(part, {"--lr", "0.25"}, resumes).optimizer;
+        CHECK(raised.embedding_lr == 0.5);
+        CHECK(raised.complete(0.25).vector_lr == 0.25);
         CHECK(again(muon, {}, resumes).optimizer.adamw_lr == 1e-3);
         const Options changed = again(with({"--optimizer", "adamw"}), {"--optimizer", "muon"}, resumes);
         CHECK(changed.optimizer.momentum == 0.95);
