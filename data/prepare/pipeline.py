@@ -88,7 +88,8 @@ def epochs_of(options, train_tokens):
             raise PrepareError(f"nothing of {name} is left for training, so it cannot have its part of the mixture" +
                                "; --val-fraction 0 makes no validation set" * (options.val_fraction > 0))
     total = min(options.max_epochs * tokens / weight for tokens, weight in zip(train_tokens, weights))
-    return [weight * total / tokens for tokens, weight in zip(train_tokens, weights)]
+    # Rounded up, the quotient would give the source another epoch, without documents, in in_mixture().
+    return [min(weight * total / tokens, options.max_epochs) for tokens, weight in zip(train_tokens, weights)]
 
 
 def in_mixture(blocks, epochs):

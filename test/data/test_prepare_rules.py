@@ -14,7 +14,7 @@ from unittest import mock
 import numpy
 from prepare_case import TestCase, needs
 
-from prepare import chunks, duplicates, readers, report, rules
+from prepare import chunks, duplicates, pipeline, readers, report, rules
 
 DRAW = report.draw  # TestCase replaces it
 
@@ -314,6 +314,12 @@ class Mixture(TestCase):
         self.close(found, (250, 750))
         counts = {document: documents.count(document) for document in documents}
         self.assertEqual({count for document, count in counts.items() if document[0] == "b"}, {2, 3})
+
+    def test_no_epoch_begins_after_the_last(self):
+        """The quotients of these numbers are rounded up."""
+        options = chunks.Options([("a", 0.3), ("b", 0.7)])
+        self.assertGreater(0.3 * (3186149 / 0.3) / 3186149, 1)
+        self.assertEqual(pipeline.epochs_of(options, [3186149, 10**9])[0], 1)
 
     def test_sources_are_spread(self):
         documents, found = self.mixed(2, 1)
