@@ -2,7 +2,7 @@
 // reads --train, which names the sources and their weights.
 //
 // The sample at a position is a pure function of the position. So a run resumes anywhere without replaying the order,
-// and the order does not depend on ranks, micro-batches or shard files.
+// and the order does not depend on ranks or micro-batches.
 #pragma once
 #include <cstdint>
 #include <string>
