@@ -36,6 +36,7 @@ Json hf_config(const ModelConfig& config, const HfFormat& format) {
     // Written even if null: transformers' default is GPT-2's id, which is outside a smaller vocabulary.
     json["bos_token_id"] = token_id(config, format.begin_token, format.end_token);
     json["eos_token_id"] = token_id(config, format.end_token, format.end_token);
+    if (format.end_tokens.size() > 1) json["eos_token_id"] = format.end_tokens;
     if (format.type == StateFormat::fp8) json["quantization_config"] = quantization_config();
     return json;
 }

@@ -239,13 +239,20 @@ HfWeights::HfWeights(const std::string& path, const ModelConfig* expected)
     for (size_t i = 0; i < names.size(); ++i) tensors_[tensors[i].row.name].emplace_back(names[i], tensors[i]);
 }
 
-int HfWeights::token_id(const char* key) const {
-    if (files_.config_path().empty()) return -1;
+std::vector<int> HfWeights::token_ids(const char* key) const {
+    if (files_.config_path().empty()) return {};
     constexpr InputKind kind = {"model file", "the config.json of a Hugging Face model", ExitCode::checkpoint, 16};
     const Json config = read_json_or_null(files_.config_path(), kind);
-    Json id = config.is_object() ? config.value(key, Json()) : Json();
-    if (id.is_array() && !id.empty()) id = Json(id[0]);  // chat models have several
-    return id.is_number_unsigned() && id < model_.vocab ? id.get<int>() : -1;
+    const Json value = config.is_object() ? config.value(key, Json()) : Json();
+    std::vector<int> ids;
+    for (const Json& id : value.is_array() ? value : Json::array({value}))
+        if (id.is_number_unsigned() && id < model_.vocab) ids.push_back(id.get<int>());
+    return ids;
+}
+
+int HfWeights::token_id(const char* key) const {
+    const std::vector<int> ids = token_ids(key);
+    return ids.empty() ? -1 : ids[0];
 }
 
 std::vector<float> HfWeights::fetch(const std::string& name) const {

@@ -82,9 +82,11 @@ public:
     std::vector<float> fetch(const std::string& name) const override;
     int end_token() const override { return token_id("eos_token_id"); }
     int begin_token() const override { return token_id("bos_token_id"); }
+    std::vector<int> end_tokens() const override { return token_ids("eos_token_id"); }
 
 private:
-    int token_id(const char* key) const;  // from config.json; -1 without it
+    std::vector<int> token_ids(const char* key) const;  // from config.json
+    int token_id(const char* key) const;                // the first of them, or -1
 
     WeightFiles files_;
     ModelConfig model_;
@@ -112,7 +114,8 @@ struct HfFormat {
     StateFormat type = StateFormat::fp32;
     int end_token = -1;  // between documents; -1 if unknown
     uint64_t shard_bytes = kHfShardBytes;
-    int begin_token = -1;  // begins documents; -1: end_token
+    int begin_token = -1;              // begins documents; -1: end_token
+    std::vector<int> end_tokens = {};  // written instead of end_token if there are several
 };
 
 // Writes a directory that from_pretrained() can load: model.safetensors (or shards and model.safetensors.index.json),

@@ -24,6 +24,8 @@ public:
     virtual int end_token() const { return -1; }
     // The same, except for models of other programs, which may end documents with another token.
     virtual int begin_token() const { return end_token(); }
+    // All tokens that end a text, for a chat model of another program.
+    virtual std::vector<int> end_tokens() const { return {}; }
     // False if a file of weights alone was taken for a given model.
     virtual bool describes_model() const { return true; }
     // The tokenizer of the training data, as sidecars name it; nothing if it is unknown.

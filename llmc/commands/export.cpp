@@ -117,7 +117,8 @@ static DocumentTokens write_tokenizer(const Options& o, const WeightSource& sour
     const HfTokenizerTarget target{partial_directory(o).string(),
                                    source.model().vocab,
                                    source.model().context,
-                                   {source.begin_token(), source.end_token()}};
+                                   {source.begin_token(), source.end_token()},
+                                   source.end_tokens()};
     if (!o.tokenizer.empty()) return write_hf_tokenizer(o.tokenizer, target);
     std::string problem = search.problem;
     try {
@@ -179,7 +180,8 @@ ExitCode export_weights(const Options& o) {
         try {
             fs::create_directory(partial);
             const DocumentTokens tokens = write_tokenizer(o, *source, search);
-            export_hf_directory(partial, source->model(), {o.dtype, tokens.end, kHfShardBytes, tokens.begin}, fetch);
+            export_hf_directory(partial, source->model(),
+                                {o.dtype, tokens.end, kHfShardBytes, tokens.begin, source->end_tokens()}, fetch);
             replace_files(o, replaced);
         } catch (...) {
             remove_partial(o);

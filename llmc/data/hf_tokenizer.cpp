@@ -104,6 +104,9 @@ DocumentTokens write_hf_tokenizer(const std::string& tokenizer, const HfTokenize
         for (const char* name : kEndNames)
             if (usual.empty() && ids.contains(name)) usual = name;
         const std::string named = text_in(config, "eos_token");
+        const auto of_chat = ids.find(named);
+        if (of_chat != ids.end() && std::count(target.end_tokens.begin(), target.end_tokens.end(), of_chat->second))
+            tokens.end = of_chat->second;
         const std::string end = text_of(ids, tokens.end, named.empty() ? usual : named);
         const std::string named_begin = text_in(config, "bos_token");
         const std::string begin = text_of(ids, tokens.begin, named_begin.empty() ? end : named_begin);

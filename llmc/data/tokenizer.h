@@ -106,6 +106,7 @@ struct HfTokenizerTarget {
     std::string directory;
     int vocab = 0, context = 0;
     DocumentTokens tokens;
+    std::vector<int> end_tokens = {};  // of a chat model, whose tokenizer may name any of them
 };
 
 // True for the names of files that write_hf_tokenizer() may write.

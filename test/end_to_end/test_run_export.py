@@ -245,6 +245,15 @@ class Export(Case):
         self.assertEqual(json.loads(read(os.path.join(of_file, "config.json")))["eos_token_id"], 7)
         of_run = self.export(self.trained.directory, "--tokenizer", directory)
         self.assertEqual(ends(of_run, "<|endoftext|>", "<|endoftext|>"), {256})
+        # A chat model keeps all tokens that end a text, and its tokenizer the one that ends a turn.
+        shutil.copytree(of_file, chat := new_path())
+        config = json.loads(read(os.path.join(chat, "config.json")))
+        write_json(os.path.join(chat, "config.json"), {**config, "eos_token_id": [256, 7]})
+        again = self.export(chat, "--tokenizer", chat)
+        self.assertEqual([json.loads(read(os.path.join(again, name)))["eos_token_id"]
+                          for name in ("config.json", "generation_config.json")], [[256, 7]] * 2)
+        self.assertEqual(read(os.path.join(again, "tokenizer_config.json")),
+                         read(os.path.join(chat, "tokenizer_config.json")))
 
     def test_flags(self):
         result = run("export", "--help")
