@@ -226,9 +226,11 @@ def add_tokenizer(writer, directory, config, pre):
     processor = json.dumps(tokenizer.get("post_processor"))
     for name, add, switch in (("bos_token_id", writer.add_bos_token_id, writer.add_add_bos_token),
                               ("eos_token_id", writer.add_eos_token_id, writer.add_add_eos_token)):
-        if config.get(name) is not None:
-            add(config[name])
-            switch(name == "bos_token_id" and json.dumps(by_id.get(config[name])) in processor)
+        token = config.get(name)
+        token = token[0] if isinstance(token, list) else token  # llama.cpp finds a chat model's others by their texts
+        if token is not None:
+            add(token)
+            switch(name == "bos_token_id" and json.dumps(by_id.get(token)) in processor)
 
 
 def stored(values, kind):

@@ -100,6 +100,13 @@ class Gguf(Case):
             names = [tensor.name for tensor in gguf.GGUFReader(path).tensors]
             self.assertEqual(names.count("rope_freqs.weight"), factors, kind)
 
+    def test_a_chat_model_with_several_end_tokens(self):
+        import gguf
+        path = new_path() + ".gguf"
+        done = to_gguf(self.changed("llama", "config.json", eos_token_id=[40, 41]), path)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(gguf.GGUFReader(path).get_field("tokenizer.ggml.eos_token_id").contents(), 40)
+
     @unittest.skipUnless(HAS_TRANSFORMERS, "torch, transformers and accelerate are not installed")
     def test_transformers_computes_the_same(self):
         import torch
