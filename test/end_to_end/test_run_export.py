@@ -245,7 +245,7 @@ class Export(Case):
         self.assertEqual(json.loads(read(os.path.join(of_file, "config.json")))["eos_token_id"], 7)
         of_run = self.export(self.trained.directory, "--tokenizer", directory)
         self.assertEqual(ends(of_run, "<|endoftext|>", "<|endoftext|>"), {256})
-        # A chat model keeps all tokens that end a text, and its tokenizer the one that ends a turn.
+        # A chat model keeps all tokens that end a text, and its tokenizer the token that it names.
         shutil.copytree(of_file, chat := new_path())
         config = json.loads(read(os.path.join(chat, "config.json")))
         write_json(os.path.join(chat, "config.json"), {**config, "eos_token_id": [256, 7]})
