@@ -244,17 +244,19 @@ struct ResolveInputs {
     const ModelConfig* model = nullptr;  // of existing weights, used instead of --model's
     int data_vocab = 0;                  // from the sidecar of the shards; 0 = unknown
     int end_token = -1;                  // of the shards; -1 = unknown
-    int64_t train_tokens = 0;            // of one epoch; 0 = unknown
-    std::vector<int64_t> val_tokens;     // of each validation set; empty: unknown
-    std::string trained_on;              // a shard that --val and --train share; "" if there is none
-    std::string copied;                  // a shard of --train that is a copy of another one; "" if there is none
-    std::vector<int64_t> task_rows;      // completions of each task
-    bool host_device = false;            // the CPU build
-    bool bf16_supported = true;          // for --precision auto
-    bool fp8_supported = true;           // the card has FP8 tensor cores; the host device computes exactly
-    std::string device_name;             // for messages
-    bool hopper = false;                 // the card has compute capability 9.0
-    bool tensor_maps = true;             // the driver encodes tensor maps, which Hopper's kernels need
+    int64_t train_tokens = 0;            // of the training set; 0 = unknown
+    // The sequences of T tokens that one epoch reads. A shard's last tokens may fill none. Unset: of a single shard.
+    std::function<int64_t(int T)> train_samples;
+    std::vector<int64_t> val_tokens;  // of each validation set; empty: unknown
+    std::string trained_on;           // a shard that --val and --train share; "" if there is none
+    std::string copied;               // a shard of --train that is a copy of another one; "" if there is none
+    std::vector<int64_t> task_rows;   // completions of each task
+    bool host_device = false;         // the CPU build
+    bool bf16_supported = true;       // for --precision auto
+    bool fp8_supported = true;        // the card has FP8 tensor cores; the host device computes exactly
+    std::string device_name;          // for messages
+    bool hopper = false;              // the card has compute capability 9.0
+    bool tensor_maps = true;          // the driver encodes tensor maps, which Hopper's kernels need
     // Why the card computes all products of an FP8 recipe in BF16; "", or unset, if it has FP8 products.
     std::function<std::string(Fp8Recipe)> fp8_emulated_because;
 };

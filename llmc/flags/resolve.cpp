@@ -153,8 +153,14 @@ static void note_large_batch(Options& o, int64_t train_tokens) {
              with_commas(tokens), with_commas(train_tokens));
 }
 
+// The tokens that one epoch reads; 0 if unknown.
+static int64_t tokens_of_an_epoch(const Options& o, const ResolveInputs& inputs) {
+    const int64_t all = std::max<int64_t>(inputs.train_tokens - 1, 0);  // the last target needs one more token
+    return (inputs.train_samples ? inputs.train_samples(o.seq) : all / o.seq) * o.seq;
+}
+
 // Turns --epochs into steps.
-static void resolve_epochs(Options& o, int64_t train_tokens) {
+static void resolve_epochs(Options& o, int64_t train_tokens, int64_t epoch) {
     if (sources_from_text(o.train).is_mixture()) {
         if (o.schedule.steps == -1)
             refuse("--train has several sources, so no epoch says how long the run is; add -x N");
@@ -165,22 +171,23 @@ static void resolve_epochs(Options& o, int64_t train_tokens) {
     if (train_tokens == 0) refuse("--epochs counts passes over the training data; add --train 'GLOB', or use -x");
     if (o.epochs > std::numeric_limits<int64_t>::max() / train_tokens)
         refuse("--epochs {} of {} tokens are too many", o.epochs, with_commas(train_tokens));
-    o.schedule.steps = o.batches.steps_within(o.epochs * (train_tokens - 1));
+    o.schedule.steps = o.batches.steps_within(o.epochs * epoch);
     if (o.schedule.steps == 0)
         refuse("--epochs {}: {} tokens are less than one step ({} tokens, -d); use a smaller -d, -b or -t", o.epochs,
-               with_commas(o.epochs * train_tokens), with_commas(o.batches.tokens_of(1)));
+               with_commas(o.epochs * epoch), with_commas(o.batches.tokens_of(1)));
     o.epochs = 0;
 }
 
 // Without -x and --epochs, the run is one epoch.
-static void resolve_steps(Options& o, int64_t train_tokens) {
+static void resolve_steps(Options& o, int64_t train_tokens, int64_t epoch) {
     if (o.schedule.steps == -1 && train_tokens > 0) {
-        o.schedule.steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one more token
+        o.schedule.steps = o.batches.steps_within(epoch);
         if (o.schedule.steps == 0)
             refuse(
-                "the training set has {} tokens, and one step needs {} (-d) plus one; use a smaller -d, -b or -t, or "
-                "set -x to go over the data several times",
-                with_commas(train_tokens), with_commas(o.batches.tokens_of(1)));
+                "the training set has {} tokens in whole sequences of {} (-t), and one step needs {} (-d); use a "
+                "smaller "
+                "-d, -b or -t, or set -x to go over the data several times",
+                with_commas(epoch), o.seq, with_commas(o.batches.tokens_of(1)));
     }
     if (o.schedule.steps > std::numeric_limits<int64_t>::max() / o.total_batch)
         refuse("-x {} steps of {} tokens (-d) are too many", o.schedule.steps, with_commas(o.total_batch));
@@ -477,8 +484,9 @@ void resolve(Options& o, const ResolveInputs& inputs) {
     resolve_batch_schedule(o, inputs.ranks);
     resolve_seq_schedule(o);
     resolve_zero(o, inputs.ranks);
-    resolve_epochs(o, inputs.train_tokens);
-    resolve_steps(o, inputs.train_tokens);
+    const int64_t epoch = tokens_of_an_epoch(o, inputs);
+    resolve_epochs(o, inputs.train_tokens, epoch);
+    resolve_steps(o, inputs.train_tokens, epoch);
     note_large_batch(o, inputs.train_tokens);
     o.fp8.until = o.fp8_until.step(o.schedule.steps);
 

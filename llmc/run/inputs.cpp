@@ -233,6 +233,10 @@ void Inputs::describe(ResolveInputs& surroundings) const {
         const int64_t vocab = train->sidecar().vocab.value_or(0);
         surroundings.data_vocab = static_cast<int>(std::min<int64_t>(vocab, std::numeric_limits<int>::max()));
         surroundings.train_tokens = train->total_tokens();
+        surroundings.train_samples = [this](int T) {
+            const std::vector<int64_t> samples = train->samples_by_pattern(T);
+            return std::accumulate(samples.begin(), samples.end(), int64_t{0});
+        };
         surroundings.copied = train->copied_file();
     }
     const ShardSet* const first = train ? train.get() : val.empty() ? nullptr : val.front().second.get();

@@ -105,7 +105,7 @@ REFUSED = [
     (FLAGS, lambda: ["--channels", "96", "--heads", "2"], ["head dimension 48", "32, 64, 80, 96, 128 or 256", "--heads 3"]),
     (FLAGS, lambda: ["--vocab", "100"], ["--vocab 100", "257", "use --vocab 257"]),
     (FLAGS, lambda: [*train_on(write_shard(SOME_TOKENS)), "--batch", "64", "--max-steps", "-1"],
-     ["1,000 tokens", "4,096", "use a smaller -d"]),
+     ["960 tokens", "4,096", "use a smaller -d"]),
     (FLAGS, lambda: ["--config", "nowhere.json"], ["nowhere.json"]),
     (FLAGS, lambda: ["--config", write_file('{"batch": 0}')], ["--batch", "0 is out of range"]),
     (FLAGS, lambda: ["--out", os.path.join(write_file("x"), "run")], ["Not a directory", "--out"]),

@@ -159,6 +159,12 @@ TEST_CASE("resolve: stages of a batch schedule are whole micro-steps, below the 
     }
     inputs.train_tokens = 2048;
     CHECK(contains(refusal(o, inputs), "one step needs 2,048"));
+    // Shards of 700 tokens hold one sequence each, and an epoch does not read their other tokens.
+    inputs.train_tokens = 40 * 700, inputs.train_samples = [](int T) { return int64_t{40} * (699 / T); };
+    CHECK(resolved(o, inputs).schedule.steps == 10);
+    set(o, "batch-schedule", "off");
+    o.total_batch = 2048, o.epochs = 2;
+    CHECK(resolved(o, inputs).schedule.steps == 20);
 }
 
 TEST_CASE("resolve: sequences are cut into equal pieces") {
@@ -228,7 +234,7 @@ TEST_CASE("resolve: steps of one epoch, and warm-up") {
     o.seq = 100;
     CHECK(resolved(o, with_data(0, 1001)).schedule.steps == 10);
     CHECK(resolved(o, with_data(0, 1000)).schedule.steps == 9);  // the last target needs one token more
-    CHECK(contains(refusal(o, with_data(0, 100)), "the training set has 100 tokens"));
+    CHECK(contains(refusal(o, with_data(0, 100)), "the training set has 0 tokens in whole sequences of "));
     o.schedule.warmup = 9;
     CHECK_NOTHROW(resolved(o, with_data(0, 1001)));
     o.schedule.warmup = 10;
