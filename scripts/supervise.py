@@ -48,7 +48,7 @@ ONCE = ("--overwrite", "--rewind", "--skip-data", "--new-data")  # flags that ev
 MOST_REWINDS = 2
 LONGEST_WAIT = 900  # seconds before a restart
 # What names the host of a rank that was lost, in the words of train_gpt, mpirun and srun.
-LOST = re.compile(r"rank \d+ on (\S+) is gone|process rank \d+ with PID \d+ on node (\S+) exited on signal|"
+LOST = re.compile(r"rank \d+ on (\S+) is gone|process rank \d+ with PID \d+ on node (\S+) exited on|"
                   r"srun: error: (\S+): tasks? [\d,-]+: (?:Killed|Aborted|Segmentation fault|Bus error)")
 
 

@@ -344,7 +344,8 @@ class OwnTokenizer(TestCase):
         command = [sys.executable, "-m", "prepare", "train-tokenizer", self.path("words"), "--vocab", "300", "--out",
                    self.path("t.json")]
         folder = os.path.dirname(os.path.dirname(command_line.__file__))
-        subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=end, check=True)
+        subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=end, check=True,
+                       env={**os.environ, "TERM": "xterm"})
         os.close(end)
         self.assertIn(b"Compute merges", os.read(terminal, 1 << 16))
 

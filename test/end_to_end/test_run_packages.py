@@ -57,9 +57,9 @@ class Packages(unittest.TestCase):
         installed = os.path.join(root, "opt", "there")
         link = os.path.join(installed, "bin", "train_gpt_cpu")
         self.assertEqual(os.path.realpath(link), os.path.join(os.path.realpath(installed), "lib/train_gpt/train_gpt_cpu"))
+        self.assertEqual(glob.glob(os.path.join(installed, "**", "__pycache__"), recursive=True), [])
         self.check_programs(os.path.join(installed, "lib", "train_gpt"))
         self.check_links(os.path.join(installed, "lib", "train_gpt"))
-        self.assertEqual(glob.glob(os.path.join(installed, "**", "__pycache__"), recursive=True), [])
         make("install", f"DESTDIR={root}", "PREFIX=/opt/there")  # over the existing files
         make("uninstall", f"DESTDIR={root}", "PREFIX=/opt/there")
         self.assertEqual([files for _, _, files in os.walk(root) if files], [])

@@ -14,9 +14,9 @@ import time
 import unittest
 
 import hostile_peers
-from test_ranks import ENVIRONMENT, FOREIGN, free_port
+from test_ranks import ENVIRONMENT, FOREIGN, commands_by_rank, free_port
 from trainer import (COMMUNICATION, DATA, FLAGS, PROGRAM, STOPPED, TINY_BATCH, TINY_MODEL, Case, FinishedRun, corpus,
-                     disk_trouble, new_path, read_bytes, read_json, read_records, run, run_command, tiny_flags,
+                     disk_trouble, new_path, processes, read_bytes, read_json, read_records, run, run_command, tiny_flags,
                      workspace, write_choices, write_json)
 
 MPIRUN = shutil.which("mpirun")
@@ -42,8 +42,7 @@ def run_on(ranks, *flags, env=None, **how):
 
 def each(*ranks):
     """The command with one rank for each (flags, settings of its environment, as env has them)."""
-    parts = [[":", "-np", "1", "env", *settings, PROGRAM, *map(str, flags)] for flags, settings in ranks]
-    return [*LAUNCH, *sum(parts, [])[1:]]
+    return [*LAUNCH, *commands_by_rank(*(["env", *settings, PROGRAM, *map(str, flags)] for flags, settings in ranks))]
 
 
 def run_each(*ranks, limit=180):
@@ -141,8 +140,7 @@ class Ranks(Case):
         process = self.started(subprocess.Popen(command(3, *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                                 text=True, cwd=workspace(), env=ENVIRONMENT))
         wait_for_steps(directory)
-        ranks = subprocess.run(["pgrep", "-f", "--", f"^{PROGRAM}.*{directory}"], capture_output=True, text=True)
-        pids = [int(pid) for pid in ranks.stdout.split()]
+        pids = processes(f"^{PROGRAM}.*{directory}")
         self.assertEqual(len(pids), 3)
         os.kill(pids[1], signal.SIGTERM)
         output = self.ended(process, STOPPED).out

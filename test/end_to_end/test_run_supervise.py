@@ -12,8 +12,8 @@ import unittest
 from test_ranks import ENVIRONMENT
 from test_run_checkpoints import Directory, micro_flags, whole_run
 from test_run_ranks import LAUNCH, MPIRUN, ONE_THREAD
-from trainer import (DATA, FAILURE, FLAGS, NUMBERS, PROGRAM, ROOT, STOPPED, Case, new_path, workspace,
-                     write_shard)
+from trainer import (DATA, FAILURE, FLAGS, NUMBERS, PROGRAM, ROOT, STOPPED, Case, new_path, processes,
+                     workspace, write_shard)
 
 SCRIPT = os.path.join(ROOT, "scripts", "supervise.py")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
@@ -32,11 +32,6 @@ def script(text, name="program"):
         file.write("#!/bin/sh\n" + text)
     os.chmod(path, 0o755)
     return path
-
-
-def processes(pattern):
-    found = subprocess.run(["pgrep", "-f", "--", pattern], capture_output=True, text=True)
-    return [int(pid) for pid in found.stdout.split()]
 
 
 class Supervised(Directory):
@@ -305,7 +300,7 @@ class Hosts(Case):
             return [line.split(" train_gpt")[0] for line in file], run_
 
     def test_a_host_that_failed_twice_is_left_out(self):
-        lost = "mpirun noticed that process rank 1 with PID 0 on node b exited on signal 9 (Killed)."
+        lost = "prterun noticed that process rank 1 with PID 0 on node b exited on"  # Open MPI 5 breaks the line here
         started, run_ = self.commands("mpirun", "'--host a:2,c:2 '*", ["--host", "a:2,b:2,c:2", "-np", "6"], LOST=lost)
         self.assertEqual(started, ["--host a:2,b:2,c:2 -np 6"] * 2 + ["--host a:2,c:2 -np 4"])
         self.assertEqual(run_.did, [(137, "restart"), (137, "restart"), (0, "done")])

@@ -131,6 +131,19 @@ class Result:
         return [(int(step), text) for step, text in found]
 
 
+def processes(pattern):
+    """The ids of processes whose command, with spaces between its words, has the pattern in it, the oldest first."""
+    found = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        try:
+            command = read_bytes(f"/proc/{pid}/cmdline")
+        except OSError:  # it has ended
+            continue
+        if re.search(pattern, command.decode(errors="replace").replace("\0", " ")):
+            found.append(pid)
+    return found
+
+
 def open_files(process):
     """The paths that the process has open now, while it opens and closes others."""
     paths = []
