@@ -428,14 +428,19 @@ def dataset_errors(path):
                            needs * path.startswith("hf:")) from None
 
 
+def import_tqdm():
+    """tqdm's bar. It gets a lock, because it would make one whose named semaphore stays when a process is killed."""
+    from tqdm import tqdm
+    tqdm.set_lock(threading.RLock())
+    return tqdm
+
+
 @functools.lru_cache(maxsize=4)
 def open_dataset(path):
     """A data set: of the hub as a stream, which keeps nothing on the disk, or of save_to_disk()."""
     with dataset_errors(path):
         import datasets
-        import tqdm
-        # Without this, its bars make a lock of processes, whose named semaphores stay when a worker is ended.
-        tqdm.tqdm.set_lock(threading.RLock())
+        import_tqdm()
         if path.startswith("hf:"):
             name, config, split = (path[3:].split(":") + [None, None])[:3]
             name, _, revision = name.partition("@")

@@ -11,7 +11,7 @@ import numpy
 
 from .chunks import DROPPED, TRAIN, VAL
 from .outputs import PICTURE
-from .readers import TEXT_KINDS, with_crlf
+from .readers import TEXT_KINDS, import_tqdm, with_crlf
 from .table import MISCOUNTED
 from .tokenizers import PrepareError
 
@@ -36,7 +36,7 @@ def quoted(text):
 def progress_bar(total):
     """A progress bar of tqdm, which shows itself on a terminal only, or one that never does if tqdm is missing."""
     try:
-        from tqdm import tqdm
+        tqdm = import_tqdm()
     except ImportError:
         return NoProgress()
     return tqdm(total=total, unit="B", unit_scale=True, desc="tokenizing", disable=not sys.stderr.isatty())

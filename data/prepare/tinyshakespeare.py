@@ -34,6 +34,8 @@ def download(url, instead):
             if pause is None or isinstance(error, urllib.error.HTTPError) and error.code < 500:
                 raise PrepareError(f"could not download {url}: {getattr(error, 'reason', error)}; without a network, "
                                    f"{instead}") from None
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
         time.sleep(pause)
 
 
