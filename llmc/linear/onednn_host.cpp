@@ -202,6 +202,9 @@ struct OnednnProducts::Primitives {
 };
 
 static bool has(dnnl::cpu_isa isa) {
+#ifndef __x86_64__  // oneDNN uses the same bits for instructions of other processors
+    return false;
+#endif
     const auto wanted = static_cast<unsigned>(isa);
     return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
 }
