@@ -123,7 +123,8 @@ class Command:
         words = list(self.words)
         if self.launched_by("srun"):
             nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
-            wanted = int((self.value("--nodes") or str(nodes)).split("-")[0])
+            options = " ".join(words[self.launcher + 1:self.program])
+            wanted = int((re.findall(r"(?<!\S)(?:--nodes[ =]|-N *)(\d+)", options) or [nodes])[-1])
             words.insert(self.launcher + 1, "--exclude=" + ",".join(left_out))
             return words if nodes - len(left_out) >= wanted else None
         if self.launcher is None:

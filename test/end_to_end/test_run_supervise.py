@@ -305,8 +305,9 @@ class Hosts(Case):
         self.assertEqual(started, ["--host a:2,b:2,c:2 -np 6"] * 2 + ["--host a:2,c:2 -np 4"])
         self.assertEqual(run_.did, [(137, "restart"), (137, "restart"), (0, "done")])
         self.assertEqual(run_.lives[-1]["state"]["left_out"], ["b"])
-        started, _ = self.commands("srun", "*--exclude=b*", ["--nodes=2"], **self.SRUN, SLURM_JOB_NUM_NODES="3")
-        self.assertEqual(started, ["--nodes=2"] * 2 + ["--exclude=b --nodes=2"])
+        for nodes in ("--nodes=2", "--nodes 2-3", "-N 2", "-N2"):
+            started, _ = self.commands("srun", "*--exclude=b*", nodes.split(), **self.SRUN, SLURM_JOB_NUM_NODES="3")
+            self.assertEqual(started, [nodes] * 2 + [f"--exclude=b {nodes}"])
 
     def without_b(self, text):
         """The command without host b, or None."""
