@@ -185,8 +185,7 @@ static void resolve_steps(Options& o, int64_t train_tokens, int64_t epoch) {
         if (o.schedule.steps == 0)
             refuse(
                 "the training set has {} tokens in whole sequences of {} (-t), and one step needs {} (-d); use a "
-                "smaller "
-                "-d, -b or -t, or set -x to go over the data several times",
+                "smaller -d, -b or -t, or set -x to go over the data several times",
                 with_commas(epoch), o.seq, with_commas(o.batches.tokens_of(1)));
     }
     if (o.schedule.steps > std::numeric_limits<int64_t>::max() / o.total_batch)
