@@ -94,6 +94,8 @@ class Marks : public std::enable_shared_from_this<Marks> {
 public:
     struct Pair {
         event_t begin = create_event(), end = create_event();
+        int device = 0;
+        Pair() { LLMC_CHECK_CUDA(cudaGetDevice(&device)); }
     };
     std::shared_ptr<Pair> take() {
         const std::lock_guard lock(mutex_);
@@ -118,6 +120,9 @@ bool has_passed(event_t event) {
     return status == cudaSuccess;
 }
 DeviceProgress progress_of(const Marks::Pair& marks) {
+    // On the watchdog's thread, CUDA would first create a context on device 0, which can outlast the last message's
+    // time.
+    cudaSetDevice(marks.device);
     if (has_passed(marks.end)) return DeviceProgress::done;
     return has_passed(marks.begin) ? DeviceProgress::running : DeviceProgress::waiting;
 }

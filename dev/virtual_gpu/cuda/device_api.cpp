@@ -1,6 +1,7 @@
 // Device queries, answered from the properties of the simulated card.
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -14,6 +15,8 @@ namespace virtual_gpu {
 namespace {
 
 thread_local int device_of_thread = 0;
+thread_local bool chose_device = false;
+std::atomic<bool> first_is_unused{false};  // a thread chose another device than 0
 
 bool exists(int device) { return device >= 0 && device < options().devices; }
 
@@ -137,6 +140,7 @@ cudaUUID_t uuid_of(int device) {
 }  // namespace
 
 int current_device() { return device_of_thread; }
+bool opens_first_device() { return first_is_unused && !chose_device; }
 
 }  // namespace virtual_gpu
 
@@ -149,11 +153,13 @@ cudaError_t cudaGetDeviceCount(int* count) {
     return returned(*count ? cudaSuccess : cudaErrorNoDevice);
 }
 cudaError_t cudaSetDevice(int device) {
+    chose_device = true;
     const cudaError_t status = entered();
     if (status != cudaSuccess) return status;
     if (options().devices == 0) return returned(cudaErrorNoDevice);
     if (!exists(device)) return returned(cudaErrorInvalidDevice);
     device_of_thread = device;
+    if (device > 0) first_is_unused = true;
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {

@@ -5,6 +5,8 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "dev/virtual_gpu/cuda/streams.h"
+
 namespace virtual_gpu {
 namespace {
 
@@ -81,6 +83,10 @@ cudaError_t entered() {
     if (in_host_function) {
         report("a function that a stream calls on the host calls CUDA");
         return returned(cudaErrorNotPermitted);
+    }
+    if (opens_first_device()) {
+        report("a thread calls CUDA without cudaSetDevice(), so CUDA creates a context on device 0 for it");
+        return returned(cudaErrorInvalidDevice);
     }
     return returned(device_error());
 }

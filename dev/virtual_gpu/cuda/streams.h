@@ -23,5 +23,7 @@ cudaError_t wait_for_devices();
 
 // The device of the calling thread.
 int current_device();
+// True if the process uses other devices than the first, and this thread chose none: CUDA takes the first for it.
+bool opens_first_device();
 
 }  // namespace virtual_gpu

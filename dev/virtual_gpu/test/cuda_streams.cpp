@@ -323,3 +323,14 @@ TEST_CASE("virtual_gpu streams: a stream belongs to its device") {
     CHECK(cudaStreamSynchronize(here) == cudaSuccess);
     CHECK(cudaSetDevice(2) == cudaErrorInvalidDevice);
 }
+
+TEST_CASE("virtual_gpu streams: a thread that calls CUDA has chosen its device") {
+    if (!is_child()) return expect_child({{"VIRTUAL_GPU_DEVICES", "2"}}, {"context on device 0"});
+    CHECK(cudaSetDevice(1) == cudaSuccess);
+    Event event;
+    std::thread([&] {
+        CHECK(cudaEventQuery(event) == cudaErrorInvalidDevice);
+        CHECK(cudaSetDevice(1) == cudaSuccess);
+        CHECK(cudaEventQuery(event) == cudaSuccess);
+    }).join();
+}

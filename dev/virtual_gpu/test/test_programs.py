@@ -213,6 +213,7 @@ class Ranks(unittest.TestCase):
                                             env={"VIRTUAL_GPU_DEVICES": str(RANKS), "VIRTUAL_GPU_FAULT": "stall:30"})
         self.assertEqual(done.code, trainer.COMMUNICATION, done.err)
         self.assertRegex(done.err, r"rank \d.*(all_gather|reduce_scatter|all_reduce|broadcast|all_to_all)")
+        self.assertNotIn("context on device 0", done.err)
 
 
 # The NVML functions that a run calls, for cards on the virtual GPU's bus; each reading is 3 J more than the last.
