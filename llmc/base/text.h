@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -89,7 +90,9 @@ struct Word {
 };
 
 // Flags, reports and files all spell a value as the table of its enum does. The table is a specialization of kWords. A
-// value that it leaves out stands for "not given".
+// value that it leaves out stands for "not given". (nvcc of CUDA 12.4 refuses specializations that are arrays.)
+template <class Enum>
+using WordTable = std::initializer_list<Word<Enum>>;
 template <class Enum>
 inline constexpr std::nullptr_t kWords = nullptr;
 

@@ -7,7 +7,7 @@ namespace llmc {
 // Checks before a checkpoint is used: none, of file sizes, or of every byte.
 enum class Verify { none, size, full };
 template <>
-inline constexpr Word<Verify> kWords<Verify>[] = {
+inline constexpr WordTable<Verify> kWords<Verify> = {
     {"full", Verify::full}, {"size", Verify::size}, {"none", Verify::none}};
 
 }  // namespace llmc

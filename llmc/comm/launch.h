@@ -42,11 +42,11 @@ struct CommChoice {
 // Values of --comm.
 enum class CommKind { automatic, self, mpi, tcp, nccl };
 template <>
-inline constexpr Word<CommKind> kWords<CommKind>[] = {{"auto", CommKind::automatic},
-                                                      {"self", CommKind::self},
-                                                      {"mpi", CommKind::mpi},
-                                                      {"tcp", CommKind::tcp},
-                                                      {"nccl", CommKind::nccl}};
+inline constexpr WordTable<CommKind> kWords<CommKind> = {{"auto", CommKind::automatic},
+                                                         {"self", CommKind::self},
+                                                         {"mpi", CommKind::mpi},
+                                                         {"tcp", CommKind::tcp},
+                                                         {"nccl", CommKind::nccl}};
 
 // Resolves `--comm` for this launch. Throws Error(bad_flags) with advice if it is impossible.
 CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const BuildFeatures& build);

@@ -29,7 +29,7 @@ struct OperationEntry {
     std::string describe() const;  // "all_gather #12 (shard group, 4096 bytes, step 3, running for 2.5 s)"
 };
 template <>
-inline constexpr Word<OperationEntry::State> kWords<OperationEntry::State>[] = {
+inline constexpr WordTable<OperationEntry::State> kWords<OperationEntry::State> = {
     {"running", OperationEntry::State::running},
     {"done", OperationEntry::State::done},
     {"issued", OperationEntry::State::issued}};

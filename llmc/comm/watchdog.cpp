@@ -17,7 +17,7 @@
 namespace llmc {
 
 template <>
-inline constexpr Word<Watchdog::Phase> kWords<Watchdog::Phase>[] = {
+inline constexpr WordTable<Watchdog::Phase> kWords<Watchdog::Phase> = {
     {"start", Watchdog::Phase::start}, {"step", Watchdog::Phase::step}, {"save", Watchdog::Phase::save}};
 
 // Times in seconds.

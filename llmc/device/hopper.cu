@@ -18,8 +18,13 @@ static EncodeTiled encode_tiled() {
     static const EncodeTiled function = [] {
         void* found = nullptr;
         cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
         const cudaError_t status =
             cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+#else
+        const cudaError_t status =
+            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
+#endif
         if (status != cudaSuccess || result != cudaDriverEntryPointSuccess) {
             cudaGetLastError();
             found = nullptr;

@@ -81,29 +81,30 @@ enum class Offload {
 constexpr bool offloads_optimizer(Offload offload) { return offload == Offload::optimizer || offload == Offload::both; }
 constexpr bool offloads_residuals(Offload offload) { return offload == Offload::residuals || offload == Offload::both; }
 template <>
-inline constexpr Word<Offload> kWords<Offload>[] = {{"off", Offload::off},
-                                                    {"optimizer", Offload::optimizer},
-                                                    {"residuals", Offload::residuals},
-                                                    {"both", Offload::both},
-                                                    {"auto", Offload::automatic}};
+inline constexpr WordTable<Offload> kWords<Offload> = {{"off", Offload::off},
+                                                       {"optimizer", Offload::optimizer},
+                                                       {"residuals", Offload::residuals},
+                                                       {"both", Offload::both},
+                                                       {"auto", Offload::automatic}};
 
 enum class ResumeFrom { nothing, latest, automatic, path };
 template <>
-inline constexpr Word<ResumeFrom> kWords<ResumeFrom>[] = {{"latest", ResumeFrom::latest},
-                                                          {"auto", ResumeFrom::automatic}};
+inline constexpr WordTable<ResumeFrom> kWords<ResumeFrom> = {{"latest", ResumeFrom::latest},
+                                                             {"auto", ResumeFrom::automatic}};
 
 enum class OnSaveError { go_on, stop };
 template <>
-inline constexpr Word<OnSaveError> kWords<OnSaveError>[] = {{"continue", OnSaveError::go_on},
-                                                            {"stop", OnSaveError::stop}};
+inline constexpr WordTable<OnSaveError> kWords<OnSaveError> = {{"continue", OnSaveError::go_on},
+                                                               {"stop", OnSaveError::stop}};
 
 enum class ExportFormat { hf, llmc };
 template <>
-inline constexpr Word<ExportFormat> kWords<ExportFormat>[] = {{"hf", ExportFormat::hf}, {"llmc", ExportFormat::llmc}};
+inline constexpr WordTable<ExportFormat> kWords<ExportFormat> = {{"hf", ExportFormat::hf},
+                                                                 {"llmc", ExportFormat::llmc}};
 
 enum class Against { off, bf16 };
 template <>
-inline constexpr Word<Against> kWords<Against>[] = {{"off", Against::off}, {"bf16", Against::bf16}};
+inline constexpr WordTable<Against> kWords<Against> = {{"off", Against::off}, {"bf16", Against::bf16}};
 
 // ---- all options ----------------------------------------------------------------------------------------------------
 

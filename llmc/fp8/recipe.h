@@ -18,16 +18,16 @@ enum class Fp8Recipe {
     mxfp8,    // E4M3, a scale for every 32 elements, from these elements (OCP MX)
 };
 template <>
-inline constexpr Word<Fp8Recipe> kWords<Fp8Recipe>[] = {{"delayed", Fp8Recipe::delayed},
-                                                        {"current", Fp8Recipe::current},
-                                                        {"block", Fp8Recipe::block},
-                                                        {"mxfp8", Fp8Recipe::mxfp8}};
+inline constexpr WordTable<Fp8Recipe> kWords<Fp8Recipe> = {{"delayed", Fp8Recipe::delayed},
+                                                           {"current", Fp8Recipe::current},
+                                                           {"block", Fp8Recipe::block},
+                                                           {"mxfp8", Fp8Recipe::mxfp8}};
 Fp8Scaling scaling_of(Fp8Recipe recipe);
 
 // The format of output gradients.
 enum class Fp8Grad { e5m2, e4m3 };
 template <>
-inline constexpr Word<Fp8Grad> kWords<Fp8Grad>[] = {{"e5m2", Fp8Grad::e5m2}, {"e4m3", Fp8Grad::e4m3}};
+inline constexpr WordTable<Fp8Grad> kWords<Fp8Grad> = {{"e5m2", Fp8Grad::e5m2}, {"e4m3", Fp8Grad::e4m3}};
 
 enum class AmaxAlgorithm {
     max,          // the largest in the window
@@ -35,7 +35,7 @@ enum class AmaxAlgorithm {
     ema,          // max(exponential moving average, last step's)
 };
 template <>
-inline constexpr Word<AmaxAlgorithm> kWords<AmaxAlgorithm>[] = {
+inline constexpr WordTable<AmaxAlgorithm> kWords<AmaxAlgorithm> = {
     {"max", AmaxAlgorithm::max}, {"most_recent", AmaxAlgorithm::most_recent}, {"ema", AmaxAlgorithm::ema}};
 
 // When a layer leaves FP8: after `steps` optimizer steps in a row in which more than these fractions of a tensor's

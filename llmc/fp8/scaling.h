@@ -21,7 +21,7 @@ namespace llmc {
 enum class Fp8Role { x, w, dout };
 constexpr int kFp8Roles = 3;
 template <>
-inline constexpr Word<Fp8Role> kWords<Fp8Role>[] = {{"x", Fp8Role::x}, {"w", Fp8Role::w}, {"dout", Fp8Role::dout}};
+inline constexpr WordTable<Fp8Role> kWords<Fp8Role> = {{"x", Fp8Role::x}, {"w", Fp8Role::w}, {"dout", Fp8Role::dout}};
 
 // Tensors are numbered layer by layer, in the order of forward, and within a layer by role.
 constexpr Fp8Role role_of(int tensor) { return static_cast<Fp8Role>(tensor % kFp8Roles); }

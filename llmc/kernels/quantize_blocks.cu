@@ -281,7 +281,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
 namespace {
 
 void check_blocks(const char* launcher, const Fp8State* state, int N, int C, int multiple) {
-    for (const auto& [name, value] : {std::pair{"N", N}, {"C", C}})
+    for (const auto& [name, value] : {std::pair{"N", N}, std::pair{"C", C}})
         if (value < multiple || value % multiple != 0)
             throw Error(ExitCode::failure, "{}: {}={} is not a positive multiple of {}, a block of scales", launcher,
                         name, value, multiple);

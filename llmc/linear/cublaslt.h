@@ -10,8 +10,8 @@
 #include "llmc/linear/matmul.h"
 #include "llmc/linear/product_support.h"
 
-#if CUBLAS_VERSION < 120000
-#error "train_gpt needs CUDA 12.0 or newer: make CUDA_HOME=... names another toolkit"
+#if CUBLAS_VERSION < 120400
+#error "train_gpt needs CUDA 12.4 or newer: make CUDA_HOME=... names another toolkit"
 #endif
 
 namespace llmc {

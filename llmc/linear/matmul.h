@@ -30,10 +30,10 @@ enum class OperandType {
 };
 constexpr bool is_fp8(OperandType type) { return type == OperandType::e4m3 || type == OperandType::e5m2_e4m3; }
 template <>
-inline constexpr Word<OperandType> kWords<OperandType>[] = {{"fp32", OperandType::fp32},
-                                                            {"bf16", OperandType::bf16},
-                                                            {"e4m3", OperandType::e4m3},
-                                                            {"e5m2 x e4m3", OperandType::e5m2_e4m3}};
+inline constexpr WordTable<OperandType> kWords<OperandType> = {{"fp32", OperandType::fp32},
+                                                               {"bf16", OperandType::bf16},
+                                                               {"e4m3", OperandType::e4m3},
+                                                               {"e5m2 x e4m3", OperandType::e5m2_e4m3}};
 
 template <class Real>  // float or bf16
 constexpr OperandType operand_type = std::is_same_v<Real, bf16> ? OperandType::bf16 : OperandType::fp32;

@@ -16,11 +16,11 @@ enum class Precision {
     automatic  // until resolve() has seen the device
 };
 template <>
-inline constexpr Word<Precision> kWords<Precision>[] = {
+inline constexpr WordTable<Precision> kWords<Precision> = {
     {"fp8", Precision::fp8}, {"bf16", Precision::bf16}, {"fp32", Precision::fp32}, {"auto", Precision::automatic}};
 
 template <>
-inline constexpr Word<Kernels> kWords<Kernels>[] = {{"auto", Kernels::automatic}, {"portable", Kernels::portable}};
+inline constexpr WordTable<Kernels> kWords<Kernels> = {{"auto", Kernels::automatic}, {"portable", Kernels::portable}};
 
 // How much forward keeps for backward. Backward computes the rest again from the same inputs with the same kernels, so
 // every level gives the same bits.
@@ -32,11 +32,11 @@ enum class Recompute {
     block       // keep only a block's input and run its forward again
 };
 template <>
-inline constexpr Word<Recompute> kWords<Recompute>[] = {{"auto", Recompute::automatic},
-                                                        {"none", Recompute::none},
-                                                        {"gelu", Recompute::gelu},
-                                                        {"norm", Recompute::norm},
-                                                        {"block", Recompute::block}};
+inline constexpr WordTable<Recompute> kWords<Recompute> = {{"auto", Recompute::automatic},
+                                                           {"none", Recompute::none},
+                                                           {"gelu", Recompute::gelu},
+                                                           {"norm", Recompute::norm},
+                                                           {"block", Recompute::block}};
 
 // Logits that exist at a time (logits_chunk()): 8192 rows with GPT-2's vocabulary, 4096 with Llama 3's.
 constexpr size_t kLogitsBytes = size_t{1} << 30;

@@ -39,7 +39,7 @@ struct NewtonSchulzSteps {
 //   p   Polar Express (Amsel et al., arXiv 2505.16932): five optimal steps for singular values from 1e-3 up
 enum class MuonSteps { k, p };
 template <>
-inline constexpr Word<MuonSteps> kWords<MuonSteps>[] = {{"k", MuonSteps::k}, {"p", MuonSteps::p}};
+inline constexpr WordTable<MuonSteps> kWords<MuonSteps> = {{"k", MuonSteps::k}, {"p", MuonSteps::p}};
 NewtonSchulzSteps newton_schulz_steps(MuonSteps set);
 
 // The size of Muon's update for an (A, B) matrix.
@@ -51,7 +51,7 @@ double muon_scale(MuonScale scale, int rows, int columns);
 
 enum class Nesterov { by_optimizer, on, off };
 template <>
-inline constexpr Word<Nesterov> kWords<Nesterov>[] = {{"on", Nesterov::on}, {"off", Nesterov::off}};
+inline constexpr WordTable<Nesterov> kWords<Nesterov> = {{"on", Nesterov::on}, {"off", Nesterov::off}};
 
 // --average: off, or ema:DECAY. Returns the decay, 0 for off.
 double average_decay_from_text(const std::string& text);

@@ -14,7 +14,8 @@ namespace llmc {
 // How an FP8 run is validated. Other runs are validated in their own precision.
 enum class ValPrecision { bf16, run };
 template <>
-inline constexpr Word<ValPrecision> kWords<ValPrecision>[] = {{"bf16", ValPrecision::bf16}, {"run", ValPrecision::run}};
+inline constexpr WordTable<ValPrecision> kWords<ValPrecision> = {{"bf16", ValPrecision::bf16},
+                                                                 {"run", ValPrecision::run}};
 
 // Everything that decides the numbers of a run, except its data. `precision` has to fit the type of the activations.
 struct TrainerConfig : ModelSetup, OptimizerSetup {
@@ -34,40 +35,40 @@ struct TrainerConfig : ModelSetup, OptimizerSetup {
 };
 
 template <>
-inline constexpr Word<ScheduleKind> kWords<ScheduleKind>[] = {{"cosine", ScheduleKind::cosine},
-                                                              {"linear", ScheduleKind::linear},
-                                                              {"constant", ScheduleKind::constant},
-                                                              {"wsd", ScheduleKind::wsd},
-                                                              {"wsd-linear", ScheduleKind::wsd_linear},
-                                                              {"step", ScheduleKind::step},
-                                                              {"inverse-sqrt", ScheduleKind::inverse_sqrt}};
+inline constexpr WordTable<ScheduleKind> kWords<ScheduleKind> = {{"cosine", ScheduleKind::cosine},
+                                                                 {"linear", ScheduleKind::linear},
+                                                                 {"constant", ScheduleKind::constant},
+                                                                 {"wsd", ScheduleKind::wsd},
+                                                                 {"wsd-linear", ScheduleKind::wsd_linear},
+                                                                 {"step", ScheduleKind::step},
+                                                                 {"inverse-sqrt", ScheduleKind::inverse_sqrt}};
 
 template <>
-inline constexpr Word<OptimizerKind> kWords<OptimizerKind>[] = {{"adamw", OptimizerKind::adamw},
-                                                                {"lion", OptimizerKind::lion},
-                                                                {"sgd", OptimizerKind::sgd},
-                                                                {"muon", OptimizerKind::muon},
-                                                                {"normuon", OptimizerKind::normuon}};
+inline constexpr WordTable<OptimizerKind> kWords<OptimizerKind> = {{"adamw", OptimizerKind::adamw},
+                                                                   {"lion", OptimizerKind::lion},
+                                                                   {"sgd", OptimizerKind::sgd},
+                                                                   {"muon", OptimizerKind::muon},
+                                                                   {"normuon", OptimizerKind::normuon}};
 
 template <>
-inline constexpr Word<StateFormat> kWords<StateFormat>[] = {
+inline constexpr WordTable<StateFormat> kWords<StateFormat> = {
     {"fp32", StateFormat::fp32}, {"bf16", StateFormat::bf16}, {"fp8", StateFormat::fp8}};
 
 template <>
-inline constexpr Word<MuonScale> kWords<MuonScale>[] = {{"rms", MuonScale::rms}, {"spectral", MuonScale::spectral}};
+inline constexpr WordTable<MuonScale> kWords<MuonScale> = {{"rms", MuonScale::rms}, {"spectral", MuonScale::spectral}};
 
 template <>
-inline constexpr Word<ClipKind> kWords<ClipKind>[] = {
+inline constexpr WordTable<ClipKind> kWords<ClipKind> = {
     {"norm", ClipKind::norm}, {"tensor", ClipKind::tensor}, {"value", ClipKind::value}};
 
 template <>
-inline constexpr Word<FastAccumulation> kWords<FastAccumulation>[] = {
+inline constexpr WordTable<FastAccumulation> kWords<FastAccumulation> = {
     {"forward", FastAccumulation::forward}, {"none", FastAccumulation::none}, {"all", FastAccumulation::all}};
 
 template <>
-inline constexpr Word<Wire> kWords<Wire>[] = {{"fp32", Wire::fp32}, {"bf16", Wire::bf16}, {"fp8", Wire::fp8}};
+inline constexpr WordTable<Wire> kWords<Wire> = {{"fp32", Wire::fp32}, {"bf16", Wire::bf16}, {"fp8", Wire::fp8}};
 
 template <>
-inline constexpr Word<ReduceOrder> kWords<ReduceOrder>[] = {{"any", ReduceOrder::any}, {"rank", ReduceOrder::rank}};
+inline constexpr WordTable<ReduceOrder> kWords<ReduceOrder> = {{"any", ReduceOrder::any}, {"rank", ReduceOrder::rank}};
 
 }  // namespace llmc

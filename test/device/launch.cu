@@ -61,7 +61,7 @@ __global__ void named_kernel(Real* out) {
 
 TEST_CASE("launch: every thread of the grid runs once with its own indices") {
     for (const auto& [grid, block] :
-         {std::pair<dim3, dim3>{dim3(3, 4, 5), dim3(4, 2, 8)}, {dim3(7), dim3(33)}, {dim3(1), dim3(1)}}) {
+         {std::pair(dim3(3, 4, 5), dim3(4, 2, 8)), std::pair(dim3(7), dim3(33)), std::pair(dim3(1), dim3(1))}) {
         const size_t threads = block.x * block.y * block.z, count = grid.x * grid.y * grid.z * threads;
         DeviceArray<unsigned> to(std::vector<unsigned>(count, 0));
         launch<indices_kernel>({grid, block, 0, test_stream()}, inout(to));

@@ -16,7 +16,7 @@
 namespace llmc {
 
 template <>
-inline constexpr Word<QuantizePass> kWords<QuantizePass>[] = {
+inline constexpr WordTable<QuantizePass> kWords<QuantizePass> = {
     {"replay", QuantizePass::replay},   {"write", QuantizePass::write}, {"write_counted", QuantizePass::write_counted},
     {"measure", QuantizePass::measure}, {"train", QuantizePass::train}, {"train_counted", QuantizePass::train_counted}};
 
