@@ -348,7 +348,7 @@ class Slurm(Supervising):
         path = os.pathsep.join([*map(os.path.dirname, commands), os.environ["PATH"]])
         variables = {"PATH": path, "PROGRAM": PROGRAM, "SUPERVISE": "--back-off 0.01", "SUPERVISOR": SCRIPT,
                      "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "a,b", "SLURM_JOB_NUM_NODES": "3",
-                     "SLURM_NTASKS_PER_NODE": "8"}
+                     "SLURM_NTASKS_PER_NODE": "8", "SLURM_CPUS_PER_TASK": "4"}
         process = subprocess.Popen(["bash", os.path.join(ROOT, "scripts", "multi_node", "train.sbatch"), *flags],
                                    text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=workspace(),
                                    env={**ENVIRONMENT, **ONE_THREAD, **variables, **env})
@@ -375,6 +375,7 @@ class Slurm(Supervising):
             words = file.read()
         self.assertEqual(words.split().count("--exclude=b"), 2)
         self.assertIn("--nodes=2\n--ntasks=16\n", words)
+        self.assertIn("--cpus-per-task=4\n", words)
 
 
 if __name__ == "__main__":
