@@ -120,8 +120,8 @@ bool has_passed(event_t event) {
     return status == cudaSuccess;
 }
 DeviceProgress progress_of(const Marks::Pair& marks) {
-    // On the watchdog's thread, CUDA would first create a context on device 0, which can outlast the last message's
-    // time.
+    // Without this, CUDA would create a context on device 0 for the watchdog's thread, in every rank. That can take
+    // longer than the watchdog has for its last message.
     cudaSetDevice(marks.device);
     if (has_passed(marks.end)) return DeviceProgress::done;
     return has_passed(marks.begin) ? DeviceProgress::running : DeviceProgress::waiting;

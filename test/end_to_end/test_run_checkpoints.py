@@ -22,8 +22,8 @@ import unittest
 from test_ranks import ENVIRONMENT
 from test_run_ranks import MPIRUN, ONE_THREAD, command, run_each, run_on
 from trainer import (CHECKPOINT, DATA, FLAGS, FP8_RECIPES, PROGRAM, RESOURCES, ROOT, STOPPED, TIME_FIELDS, Case, corpus,
-                     disk_trouble, new_path, open_files, processes, read_bytes, read_json, read_records, read_safetensors,
-                     recipe_flags, run, train_flags, workspace, write_json, write_shard)
+                     disk_trouble, kill_processes, new_path, open_files, read_bytes, read_json, read_records,
+                     read_safetensors, recipe_flags, run, train_flags, workspace, write_json, write_shard)
 
 MATRIX = bool(os.environ.get("CHECKPOINT_MATRIX"))
 # One layer of 32 channels: a few milliseconds a step.
@@ -162,8 +162,7 @@ class Resume(Case):
                         process.kill()
                         process.communicate()
                         if ranks > 1:  # mpirun's children end when they notice that it is gone
-                            for pid in processes(re.escape(killed.path)):
-                                os.kill(pid, signal.SIGKILL)
+                            kill_processes(re.escape(killed.path))
                             time.sleep(0.2)
                     self.assertTrue(killed.checkpoints, "some of it was done by runs that were killed")
                     last = self.succeeds(killed.run(*flags, "--resume", "auto", ranks=ranks))

@@ -8,11 +8,13 @@ for sanitizer builds, or checks how a run ended:
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -132,7 +134,7 @@ class Result:
 
 
 def processes(pattern):
-    """The ids of processes whose command, with spaces between its words, has the pattern in it, the oldest first."""
+    """The ids of processes whose command, with spaces between its words, has the pattern in it, in order."""
     found = []
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
         try:
@@ -142,6 +144,13 @@ def processes(pattern):
         if re.search(pattern, command.decode(errors="replace").replace("\0", " ")):
             found.append(pid)
     return found
+
+
+def kill_processes(pattern):
+    """Kills them, except for those that end first."""
+    for pid in processes(pattern):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def open_files(process):
