@@ -179,7 +179,7 @@ $(CUDA_DIR)/%.cu.o: %.cu Makefile  # ptxas reports registers and spills into a f
 	@mkdir -p $(@D)
 	@echo $(NVCC) ... -c $<
 	@$(CCACHE) $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
-	@grep -E "warning|error" $@.ptxas || true
+	@grep -E "warning|error|serialized" $@.ptxas || true  # "serialized": products of Hopper's kernels that are slower
 # The value of "git" in --version and run.json. Rewritten only when it changes.
 build/git_version.cpp: FORCE
 	@mkdir -p $(@D)

@@ -202,14 +202,13 @@ template <class T, bool kBackward>
 LLMC_DEVICE void sum_fast(float (&sums)[2][64], Multiplier& own) {
     float(&all)[128] = reinterpret_cast<float(&)[128]>(sums);
     int last = 0;
-    LLMC_NO_UNROLL
-    for (int depth = 0; depth < own.loader.depths; depth++) {
+    const auto add_stage = [&]<bool kFirst>() {
         own.wait_for_stage();
         const uint64_t a = own.a(), b = own.b();
         fence_accumulators(all);
         begin_products();
         for (int k = 0; k < 4; k++) {
-            const bool accumulate = depth > 0 || k > 0;
+            const bool accumulate = !kFirst || k > 0;
             if constexpr (kIsCode<T>)
                 multiply_codes<T>(all, a + k * kSixteenColumns, b + k * kSixteenColumns, accumulate);
             else if constexpr (kBackward)
@@ -219,11 +218,16 @@ LLMC_DEVICE void sum_fast(float (&sums)[2][64], Multiplier& own) {
         }
         commit_products();
         wait_for_products<1>();
-        if (depth > 0) own.release(last);
+        if (!kFirst) own.release(last);
         own.load_next();
         last = own.at.stage;
         own.at.advance();
-    }
+    };
+    // The first stage is not part of the loop: there, ptxas before CUDA 12.9 would serialize all products, because it
+    // would find the sums undefined.
+    add_stage.template operator()<true>();
+    LLMC_NO_UNROLL
+    for (int depth = 1; depth < own.loader.depths; depth++) add_stage.template operator()<false>();
     wait_for_products<0>();
     fence_accumulators(all);
     own.release(last);
