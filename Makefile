@@ -127,7 +127,9 @@ plain           = $(filter-out $(PER_DEVICE) $(OPTIMIZED),$(filter $(patsubst %,
 UPPER          := commands flags log plan run
 SANITIZED      := $(filter $(call plain,$(UPPER)),$(call marked,threads) $(call marked,addresses))
 FOR_DEVICE     := $(filter $(call marked,per-device),$(LLMC))
-unit_core      := $(call plain,base data comm checkpoint device) $(SANITIZED)
+# text.cpp is first because it includes <fmt/format.h>, which fmt 8 wants to be included before anything is formatted.
+TEXT           := llmc/base/text.cpp
+unit_core      := $(TEXT) $(filter-out $(TEXT),$(call plain,base data comm checkpoint device) $(SANITIZED))
 unit_model     := $(call plain,kernels shard fp8 linear optim model train)
 unit_settings  := $(filter-out $(SANITIZED),$(call plain,log flags))
 unit_runs      := $(filter-out $(SANITIZED),$(call plain,plan run commands))

@@ -91,7 +91,7 @@ if command -v dpkg-query >/dev/null && command -v apt-get >/dev/null; then
     mapfile -t missing < <(missing_packages)
     if ((${#missing[@]} > 0)); then install_packages "${missing[@]}"; fi
 elif ! have_tools; then
-    echo "setup.sh: this system has no apt. Please install: g++ (12 or newer), make, git, python3 with venv, and" >&2
+    echo "setup.sh: this system has no apt. Please install: g++ (11 or newer), make, git, python3 with venv, and" >&2
     echo "the development files of OpenBLAS, doctest, nlohmann-json, xxHash, fmt, OpenSSL and Open MPI." >&2
     exit 1
 fi

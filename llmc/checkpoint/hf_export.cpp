@@ -27,7 +27,7 @@ Json quantization_config() {
 Json token_id(const ModelConfig& model, int token, int otherwise) {
     for (const int id : {token, otherwise})
         if (id >= 0 && id < model.vocab) return id;
-    return model.vocab == 50257 ? Json(50256) : nullptr;
+    return model.vocab == 50257 ? Json(50256) : Json();
 }
 
 Json hf_config(const ModelConfig& config, const HfFormat& format) {

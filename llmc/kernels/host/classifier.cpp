@@ -30,15 +30,9 @@ LLMC_INLINE Floats capped(Floats x, float cap, Floats& slope) {
 
 // Each lane gets the largest of its group of eight, in the order of OnlineSoftmax::add().
 LLMC_INLINE Floats max_of_eights(Floats x) {
-#if defined(__AVX512F__)
-    x = max_of(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-    x = max_of(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-    return max_of(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-#else
-    x = max_of(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6));
-    x = max_of(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
-    return max_of(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
-#endif
+    x = max_of(x, swap_lanes<1>(x));
+    x = max_of(x, swap_lanes<2>(x));
+    return max_of(x, swap_lanes<4>(x));
 }
 
 // The running softmaxes of a block's threads: element 8 t + i has sum i and the maximum of thread t.

@@ -67,10 +67,10 @@ static LLMC_INLINE void turn(uint8_t* to, size_t to_pitch, const uint8_t* from, 
     Sixteen r[8], s[8];
     for (int i = 0; i < 8; i++) std::memcpy(&r[i], from + i * pitch, 16);
     const auto interleave = [](Sixteen(&y)[8], const Sixteen(&x)[8]) {
+        const Sixteen first{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
         for (int i = 0; i < 4; i++) {
-            y[2 * i] = __builtin_shufflevector(x[i], x[i + 4], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            y[2 * i + 1] =
-                __builtin_shufflevector(x[i], x[i + 4], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            y[2 * i] = __builtin_shuffle(x[i], x[i + 4], first);
+            y[2 * i + 1] = __builtin_shuffle(x[i], x[i + 4], first + 8);
         }
     };
     interleave(s, r);

@@ -126,20 +126,22 @@ LLMC_INLINE Floats exp2_of(Floats x) {
 
 // Transposes a square of vectors in rounds that interleave the first half of the rows with the second.
 LLMC_INLINE void transpose(Floats (&x)[kLanes]) {
+    const Ints lanes = lane_numbers(), first = lanes / 2 + lanes % 2 * kLanes;
     for (int round = 1; round < kLanes; round *= 2) {
         Floats y[kLanes];
         for (int i = 0; i < kLanes / 2; i++) {
             const Floats a = x[i], b = x[i + kLanes / 2];
-#if defined(__AVX512F__)
-            y[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            y[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#else
-            y[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-            y[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-#endif
+            y[2 * i] = __builtin_shuffle(a, b, first);
+            y[2 * i + 1] = __builtin_shuffle(a, b, first + kLanes / 2);
         }
         for (int i = 0; i < kLanes; i++) x[i] = y[i];
     }
+}
+
+// Each lane gets the one whose number differs in the bits of kMask.
+template <int kMask>
+LLMC_INLINE Floats swap_lanes(Floats x) {
+    return __builtin_shuffle(x, lane_numbers() ^ kMask);
 }
 
 // Sets the lanes from n on to zero.
@@ -152,15 +154,9 @@ LLMC_INLINE Floats first_lanes(Floats x, int n) {
 
 // Each lane gets the sum of its group of eight: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
 LLMC_INLINE Floats sum_of_eights(Floats x) {
-#if defined(__AVX512F__)
-    x += __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    return x + __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-#else
-    x += __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6);
-    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5);
-    return x + __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3);
-#endif
+    x += swap_lanes<1>(x);
+    x += swap_lanes<2>(x);
+    return x + swap_lanes<4>(x);
 }
 
 // The sum that a warp computes with warp_sum() when the value of its lane t is stored in all of x[8 t] to x[8 t + 7]
