@@ -592,7 +592,7 @@ TEST_CASE("options: a removed flag may be in a configuration with its default, a
         CHECK(contains(refusal({"-i", "x", ("--" + removed.name + "=1").c_str()}),
                        "--" + removed.name + " has been removed: " + removed.instead));
         for (const bool of_run : {false, true}) {
-            for (const Json& value : {Json(), parse_json(removed.default_value)}) {
+            for (const json& value : {json(), json::parse(removed.default_value)}) {
                 const Options o = parse(with({{"train", "t"}, {"batch", 7}, {removed.name, value}}, of_run)).options;
                 CHECK(o.batch == 7);
                 CHECK(!o.given.contains(removed.name));

@@ -170,9 +170,11 @@ TEST_CASE("attention: unsupported shapes are refused, naming what is supported")
     CHECK_THROWS_AS(attention_backward<bf16>(run.dqkv, run.delta, run.dout, run.qkv, run.out, run.out_low, run.lse, 1,
                                              4, {1, 1, 512}, nullptr, test_stream()),
                     Error);
-    CHECK_THROWS_WITH_AS(attention_backward<bf16>(run.dqkv, run.delta, run.dout, run.qkv, run.out, nullptr, run.lse, 1,
-                                                  4, {1, 1, 64}, nullptr, test_stream()),
-                         doctest::Contains("out_low is missing"), Error);
+    CHECK(contains(error_of([&] {
+                       attention_backward<bf16>(run.dqkv, run.delta, run.dout, run.qkv, run.out, nullptr, run.lse, 1, 4,
+                                                {1, 1, 64}, nullptr, test_stream());
+                   }),
+                   "out_low is missing"));
 }
 
 // ---- documents -----------------------------------------------------------------------------------------------------

@@ -71,5 +71,5 @@ TEST_CASE("checksum: every bit, the order of words and additional zeros change i
 TEST_CASE("checksum: words have to be aligned") {
     DeviceArray<uint8_t> data(64);
     DeviceArray<uint64_t> sum(1);
-    CHECK_THROWS_WITH(checksum(sum, data.get() + 4, 8, test_stream()), doctest::Contains("not 8-byte aligned"));
+    CHECK(contains(error_of([&] { checksum(sum, data.get() + 4, 8, test_stream()); }), "not 8-byte aligned"));
 }

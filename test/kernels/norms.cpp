@@ -117,7 +117,7 @@ TEST_CASE("plain norms refuse unsupported arguments") {
     const auto rmsnorm = [&](float* mean, int N, int C) {
         norm_forward<float>({x}, x, mean, x, x, N, C, test_stream());
     };
-    CHECK_THROWS_WITH_AS(rmsnorm(nullptr, 1, 12), doctest::Contains("norm_forward: C=12"), Error);
+    CHECK(contains(error_of([&] { rmsnorm(nullptr, 1, 12); }), "norm_forward: C=12"));
     for (const auto& [N, C] : {std::pair{1, 12}, {0, 8}, {1, 12296}}) {
         CHECK_THROWS_AS(layernorm(x, N, C), Error);
         CHECK_THROWS_AS(rmsnorm(nullptr, N, C), Error);

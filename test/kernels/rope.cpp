@@ -109,11 +109,11 @@ TEST_CASE("rope refuses unsupported arguments") {
         rope_forward<float>(x, table.device(), first, N, T, heads, test_stream());
     };
     CHECK_NOTHROW(forward(0, 8, 8, {1, 1, 32}));
-    CHECK_THROWS_WITH_AS(forward(1, 8, 8, {1, 1, 32}), doctest::Contains("a table of 8 positions"), Error);
+    CHECK(contains(error_of([&] { forward(1, 8, 8, {1, 1, 32}); }), "a table of 8 positions"));
     CHECK_THROWS_AS(forward(-1, 4, 4, {1, 1, 32}), Error);
     CHECK_THROWS_AS(forward(0, 0, 4, {1, 1, 32}), Error);
-    CHECK_THROWS_WITH_AS(forward(0, 1, 1, {1, 1, 48}), doctest::Contains("head dimension 48"), Error);
-    CHECK_THROWS_WITH_AS(forward(0, 1, 1, {3, 2, 32}), doctest::Contains("cannot share"), Error);
+    CHECK(contains(error_of([&] { forward(0, 1, 1, {1, 1, 48}); }), "head dimension 48"));
+    CHECK(contains(error_of([&] { forward(0, 1, 1, {3, 2, 32}); }), "cannot share"));
     CHECK_THROWS_AS(qk_norm_rope_backward<float>(x, {x, x}, nullptr, x, {x, x}, table.device(), 0, 1, 1, {1, 1, 32},
                                                  1e-6f, false, test_stream()),
                     Error);

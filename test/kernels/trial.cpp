@@ -8,7 +8,6 @@
 #include "test/kernels/specifications/reference.h"
 
 using namespace llmc;
-using doctest::Contains;
 
 namespace {
 
