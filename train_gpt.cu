@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 // flags
-#include "llmc/flags/options.h"  // Options, parse_options, parse_command, resolve, config_json
+#include "llmc/flags/options.h"  // Options, parse_options, parse_command, resolve, config_json, printed_config
 
 // the data and the other ranks, which decide defaults
 #include "llmc/comm/agreement.h"  // require_same_inputs
@@ -108,7 +108,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     const AskedRun asked{given, surroundings};
     resolve(given, surroundings);
     inputs.check(given);
-    if (given.print_config) return print(config_json(given) + "\n");
+    if (given.print_config) return print(printed_config(given));
     if (planning) return printed(plan_run(asked, given, inputs));
 
     // Refuse ranks that disagree, and a run that does not fit into memory unless --fit finds one that does.

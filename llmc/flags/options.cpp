@@ -161,13 +161,16 @@ std::vector<std::string> derived_flags(const Options& options) {
     return names;
 }
 
-// The configuration in a run.json, to be overridden by the command line. Leaves out the limits of the run's last
-// command, and flags that the run's optimizer ignored, which earlier versions accepted. Values that followed from
-// another flag follow it again if the command line has that flag.
-static Options options_of_run(const Json& run, const std::string& path, const Options& line) {
-    Json config = run.at("config");
-    for (const char* name : {"stop-after", "max-minutes"}) config.erase(name);
-    const Json derived = run.value("derived", Json::array());
+std::string printed_config(const Options& options) {
+    Json config = parse_json(config_json(options));
+    if (!options.given.contains("zero")) config.erase("zero");  // it follows from the number of ranks
+    config["derived"] = derived_flags(options);
+    return json_text(config, 2) + "\n";
+}
+
+// The options in a resolved configuration, to be overridden by the command line. Values that followed from another flag
+// (`derived`) follow it again if the command line has that flag.
+static Options options_of_resolved(Json config, const Json& derived, const std::string& path, const Options& line) {
     std::vector<std::string> follow;
     for (const auto& [name, sources] : kDerivedFlags) {
         if (std::find(derived.begin(), derived.end(), Json(name)) == derived.end()) continue;
@@ -175,10 +178,18 @@ static Options options_of_run(const Json& run, const std::string& path, const Op
         for (const std::string& source : words_in(sources))
             if (line.given.contains(source)) config.erase(name);
     }
-    for (const OptimizerFlag& flag : ignored_flags(options_of(config, path))) config.erase(flag.name);
     Options options = options_of(config, path);
     for (const std::string& name : follow) options.given.erase(name);
     return options;
+}
+
+// The configuration in a run.json. Leaves out the limits of the run's last command, and flags that the run's optimizer
+// ignored, which earlier versions accepted.
+static Options options_of_run(const Json& run, const std::string& path, const Options& line) {
+    Json config = run.at("config");
+    for (const char* name : {"stop-after", "max-minutes"}) config.erase(name);
+    for (const OptimizerFlag& flag : ignored_flags(options_of(config, path))) config.erase(flag.name);
+    return options_of_resolved(config, run.value("derived", Json::array()), path, line);
 }
 
 // The run.json whose configuration --resume continues with; "" if there is none. A command with --train says everything
@@ -237,13 +248,16 @@ static Options with_config(const Options& line) {
 }
 
 Options read_config_file(const std::string& path, const Options& line) {
-    const Json file = read_json(path);
+    Json file = read_json(path);
     // A run.json keeps the configuration under "config", next to other facts about the run.
     const bool of_run = file.contains("config") && file["config"].is_object();
     for (const auto& [name, value] : file.items())
         if (of_run && find_flag(name) && name != "config" && !contains({"world", "kernels", "model"}, name))
             refuse("configuration file {}: \"{}\" is not read next to \"config\"; put it inside", path, name);
-    return of_run ? options_of_run(file, path, line) : options_of(file, path);
+    if (of_run) return options_of_run(file, path, line);
+    const Json derived = file.value("derived", Json::array());  // printed by --print-config
+    file.erase("derived");
+    return options_of_resolved(file, derived, path, line);
 }
 
 Options::Options() {

@@ -282,6 +282,9 @@ std::string config_json(const Options& options);
 // that they follow again when a resume, or a run that is configured with that file, changes those.
 std::vector<std::string> derived_flags(const Options& options);
 
+// The output of --print-config: config_json() with the derived flags under "derived".
+std::string printed_config(const Options& options);
+
 // The flags of one invocation that must be equal on all ranks, as a text to compare.
 std::string collective_flags(const Options& options);
 

@@ -480,13 +480,15 @@ TEST_CASE("options: values of a run that followed from another flag follow it ag
         resolve(o, inputs);
         return o;
     };
-    // Runs with these flags, and returns the options of a run that --config or --resume configures with its run.json.
-    const auto again = [&](const Arguments& first, const Arguments& more, bool resumes) {
+    // Runs with these flags, and returns the options of a run that is configured with what the first one left: its
+    // run.json, read by --config or --resume, or what --print-config printed.
+    enum class By { config, resume, print };
+    const auto again = [&](const Arguments& first, const Arguments& more, By by) {
         const Options o = resolved(parse(first).options);
-        std::ofstream(file) << json{
-            {"world", 1}, {"config", parse_json(config_json(o))}, {"derived", derived_flags(o)}};
+        const json run = {{"world", 1}, {"config", parse_json(config_json(o))}, {"derived", derived_flags(o)}};
+        std::ofstream(file) << (by == By::print ? printed_config(o) : run.dump());
         Arguments line =
-            resumes ? Arguments{"-o", out.c_str(), "--resume", "latest"} : Arguments{"--config", file.c_str()};
+            by == By::resume ? Arguments{"-o", out.c_str(), "--resume", "latest"} : Arguments{"--config", file.c_str()};
         line.insert(line.end(), more.begin(), more.end());
         return resolved(parse(line).options);
     };
@@ -496,35 +498,35 @@ TEST_CASE("options: values of a run that followed from another flag follow it ag
         all.insert(all.end(), more.begin(), more.end());
         return all;
     };
-    for (const bool resumes : {false, true}) {
-        CAPTURE(resumes);
+    for (const By by : {By::config, By::resume, By::print}) {
+        CAPTURE(by);
         const Arguments muon = with({"--optimizer", "muon", "--lr", "1e-3"});
-        const Options lower = again(muon, {"--lr", "1e-6", "--weight-decay", "0"}, resumes);
+        const Options lower = again(muon, {"--lr", "1e-6", "--weight-decay", "0"}, by);
         CHECK(lower.optimizer.adamw_lr == 1e-6);
         CHECK(lower.optimizer.vector_lr == 1e-6);
         CHECK(lower.optimizer.adamw_weight_decay == 0);
-        CHECK(lower.stop_after == 0);  // limits of the last command
-        CHECK(lower.max_minutes == 0);
+        CHECK((lower.stop_after == 0) == (by != By::print));  // limits of the last command
+        CHECK((lower.max_minutes == 0) == (by != By::print));
         const Arguments own = with({"--optimizer", "muon", "--lr", "1e-3", "--adamw-lr", "5e-4"});
-        CHECK(again(own, {"--lr", "1e-6"}, resumes).optimizer.adamw_lr == 5e-4);
+        CHECK(again(own, {"--lr", "1e-6"}, by).optimizer.adamw_lr == 5e-4);
         const Arguments part = with({"--optimizer", "muon", "--lr", "1e-3", "--adamw-lr", "embedding=0.5"});
-        const OptimizerConfig raised = again(part, {"--lr", "0.25"}, resumes).optimizer;
+        const OptimizerConfig raised = again(part, {"--lr", "0.25"}, by).optimizer;
         CHECK(raised.embedding_lr == 0.5);
         CHECK(raised.complete(0.25).vector_lr == 0.25);
-        CHECK(again(muon, {}, resumes).optimizer.adamw_lr == 1e-3);
-        const Options changed = again(with({"--optimizer", "adamw"}), {"--optimizer", "muon"}, resumes);
+        CHECK(again(muon, {}, by).optimizer.adamw_lr == 1e-3);
+        const Options changed = again(with({"--optimizer", "adamw"}), {"--optimizer", "muon"}, by);
         CHECK(changed.optimizer.momentum == 0.95);
         CHECK(changed.optimizer.nesterov == Nesterov::on);
-        CHECK(again(with({}), {"--optimizer", "lion"}, resumes).optimizer.beta2 == 0.99);
-        CHECK(again(muon, {"--optimizer", "adamw"}, resumes).optimizer.adamw_lr < 0);
-        CHECK(again(with({"--precision", "bf16"}), {"--precision", "fp8"}, resumes).text("loss-scale") == "dynamic");
-        CHECK(again(with({"--precision", "fp8"}), {"--precision", "bf16"}, resumes).text("loss-scale") == "off");
-        CHECK(again(with({"--precision", "fp8"}), {"--fp8-recipe", "mxfp8", "--fp8-emulation"}, resumes)
+        CHECK(again(with({}), {"--optimizer", "lion"}, by).optimizer.beta2 == 0.99);
+        CHECK(again(muon, {"--optimizer", "adamw"}, by).optimizer.adamw_lr < 0);
+        CHECK(again(with({"--precision", "bf16"}), {"--precision", "fp8"}, by).text("loss-scale") == "dynamic");
+        CHECK(again(with({"--precision", "fp8"}), {"--precision", "bf16"}, by).text("loss-scale") == "off");
+        CHECK(again(with({"--precision", "fp8"}), {"--fp8-recipe", "mxfp8", "--fp8-emulation"}, by)
                   .text("fp8-layers")
                   .find("lm_head") == std::string::npos);
     }
     // After a resume, values still follow as in the first run.
-    const Options second = again(with({"--optimizer", "muon"}), {}, true);
+    const Options second = again(with({"--optimizer", "muon"}), {}, By::resume);
     CHECK(contains(derived_flags(second), "adamw-lr"));
 }
 
