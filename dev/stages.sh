@@ -13,7 +13,7 @@
 
 LOGS=build/test-logs
 STAGE_LIMIT=${STAGE_LIMIT:-1800} # seconds
-JOBS=${JOBS:-$(nproc)}
+JOBS=${JOBS:-$(OMP_NUM_THREADS= nproc)}  # nproc follows that variable
 passed=0 failed=0 skipped=0
 started=$EPOCHSECONDS
 mkdir -p "$LOGS"

@@ -74,7 +74,7 @@ else
     program=train_gpt
 fi
 mkdir -p out/demo
-if ! make -j"$(nproc)" "$program" >out/demo/build.log 2>&1; then
+if ! make -j"$(OMP_NUM_THREADS= nproc)" "$program" >out/demo/build.log 2>&1; then
     tail -n 30 out/demo/build.log
     echo "the build failed; its whole log is in out/demo/build.log"
     exit 1
