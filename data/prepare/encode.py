@@ -18,8 +18,9 @@ def say(answer):
 
 
 def encode(name, end_token=None):
-    """Answers each line of the standard input, a text as a JSON string, with its ids, until the input ends. The first
-    line of the answers describes the tokenizer. Every answer may be {"error": MESSAGE} instead.
+    """Answers each line of the standard input, a prompt as a JSON string, with its ids, until the input ends. As in
+    other programs, they begin with the token that the tokenizer puts in front of every text, if any. The first line of
+    the answers describes the tokenizer. Every answer may be {"error": MESSAGE} instead.
     """
     if not sys.stdin.isatty():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for train_gpt, which then ends the input
@@ -39,7 +40,7 @@ def encode(name, end_token=None):
             say({"error": f"the line is not a JSON string: {error}"})
             continue
         text = readers.decode(text)[0]
-        say({"error": "the text is binary"} if text is None else tokenizer.encode(text).tolist())
+        say({"error": "the text is binary"} if text is None else tokenizer.front + tokenizer.encode(text).tolist())
     return 0
 
 

@@ -63,11 +63,12 @@ def hash_pieces(pattern, pieces, special):
 
 
 class Tokenizer:
-    """The base class. Every tokenizer has a name, vocab (ids lie below it), end_token (it begins every document), hash,
+    """The base class. Every tokenizer has a name, vocab (ids lie below it), end_token (it begins every document), front
+    (the ids that its library puts in front of every text: end_token or none; encode() leaves them out), hash,
     encode(text), pieces, and content (of its tokenizer.json, or None).
     """
 
-    content = None
+    content, front = None, []
 
     def sidecar(self):
         """The fields with which the sidecars of its shards describe it."""
@@ -220,6 +221,7 @@ class Json(Tokenizer):
         if found not in self.ids and needed:
             raise PrepareError(f"{path} has no token {named or 'that is known to end documents'}; name the one "
                                "that begins documents with --end-token")
+        self.front = [self.ids[token] for token in front]
         return self.ids.get(found)
 
     @property

@@ -230,7 +230,8 @@ template <class Real>
 Sample Evaluation<Real>::print_sample(int64_t step, const Deadline& deadline) {
     const Options& o = options_;
     std::vector<int> tokens = prompt_;
-    const size_t hidden = o.prompt.empty() ? 1 : 0;  // the end-of-text token that begins a document is not shown
+    // The token that begins documents is not shown.
+    const bool begins = o.prompt.empty() || tokens[0] == decoder_->end_token();
     const SamplerSettings settings{o.temperature, o.top_k, o.top_p, o.seed};
     const StopWaitsFor token("this token of the sample");
     StopPoll told_to_stop(trainer_.comm(), deadline);
@@ -242,7 +243,7 @@ Sample Evaluation<Real>::print_sample(int64_t step, const Deadline& deadline) {
             generate_token(trainer_.model(), tokens, settings, static_cast<uint64_t>(made), trainer_.stream()));
         sample.cut_short = told_to_stop() && made + 1 < o.sample_tokens;
     }
-    const std::string text = decoder_->decode({tokens.begin() + static_cast<long>(hidden), tokens.end()});
+    const std::string text = decoder_->decode({tokens.begin() + (begins ? 1 : 0), tokens.end()});
     sample.text = sanitize(text.substr(std::min<size_t>(text.size(), static_cast<size_t>(decoder_->prefix_bytes()))));
     if (trainer_.comm().is_main()) {
         print_line("sample after step {}:\n{}", step, sample.text);

@@ -45,7 +45,7 @@ for kind, path in made_of.items():
     else:
         library = tokenizers.Tokenizer.from_file(path)
         library.encode_special_tokens = True
-        encode = lambda text: library.encode(text, add_special_tokens=False).ids
+        encode = lambda text: library.encode(text).ids
     found[kind] = [path, [[text, encode(text)] for text in texts]]
 json.dump(found, sys.stdout)
 """
@@ -150,7 +150,7 @@ class Prompts(Case):
 
     def encoded(self, kind, texts):
         code = f"import json,sys,tokenizers; t = tokenizers.Tokenizer.from_file({tokenizers()[kind][0]!r}); " \
-               "print(json.dumps([[x, t.encode(x, add_special_tokens=False).ids] for x in json.loads(sys.argv[1])]))"
+               "print(json.dumps([[x, t.encode(x).ids] for x in json.loads(sys.argv[1])]))"
         return json.loads(subprocess.run([PYTHON, "-c", code, json.dumps(texts)], check=True, capture_output=True).stdout)
 
     def test_a_wrong_prompt_or_tokenizer_ends_the_start(self):
