@@ -41,6 +41,13 @@ namespace llmc {
 // Threads of a block, and elements of a thread, of kernels that have no reason for other numbers.
 constexpr int kBlockThreads = 256, kBlockWarps = kBlockThreads / 32, kPerThread = 8;
 
+// Blocks of kBlockThreads that fill a multiprocessor: 1536 threads with 8.9 and 12.0, 2048 with 8.0, 9.0 and 10.0.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+constexpr int kMostBlocks = 1536 / kBlockThreads;
+#else
+constexpr int kMostBlocks = 2048 / kBlockThreads;
+#endif
+
 struct LaunchConfig {
     dim3 grid, block;
     size_t shared_bytes;

@@ -166,7 +166,7 @@ constexpr size_t kChecksumBlocks = 1024;
 
 LLMC_DEVICE uint64_t mix(uint64_t word, size_t place) { return mix64(word + (place + 1) * kGolden64); }
 
-static __global__ void __launch_bounds__(kBlockThreads, 8)
+static __global__ void __launch_bounds__(kBlockThreads, kMostBlocks)
     checksum_kernel(uint64_t* sum, const uint8_t* data, size_t bytes) {
     LLMC_SHARED(uint64_t, sums, [kBlockThreads]);
     const uint64_t* words = reinterpret_cast<const uint64_t*>(data);
@@ -193,7 +193,7 @@ void checksum(uint64_t* sum, const void* data, size_t bytes, stream_t stream) {
 }
 
 template <class T>
-static __global__ void __launch_bounds__(kBlockThreads, 8)
+static __global__ void __launch_bounds__(kBlockThreads, kMostBlocks)
     checksum_values_kernel(uint64_t* sum, const T* values, uint64_t key, size_t first, size_t n) {
     LLMC_SHARED(uint64_t, sums, [kBlockThreads]);
     const size_t stride = static_cast<size_t>(gridDim.x) * kBlockThreads;

@@ -136,7 +136,7 @@ struct HeadPlace {
 
 template <class Real, int HD, bool Back>
 static __global__ void __launch_bounds__(kBlockThreads,
-                                         sizeof(Real) == 2 ? 8 : 0)  // on sm_100, FP32 needs 42 registers
+                                         sizeof(Real) == 2 ? kMostBlocks : 0)  // on sm_100, FP32 needs 42 registers
     rope_kernel(Real* qkv, const float* cos, const float* sin, int first, int N, int T, HeadRange range) {
     const HeadShare<HD> share;
     const unsigned index = blockIdx.x * HeadShare<HD>::heads_at_once + static_cast<unsigned>(share.slot);
