@@ -73,8 +73,8 @@ def hopper_tests():
     yield Test(attention, "*plain and quantizing*", "attention_forward_fp8 HD=128 NH=1 B=1 T=400 on Hopper")
     for kernel in ("multiply_gelu_forward", "multiply_gelu_forward bf16", "multiply_gelu_backward bf16",
                    "multiply_gelu_backward e5m2"):
-        yield Test(gelu, "*", f"{kernel} N=384 K=656 F=256")
-        yield Test(gelu, "*", f"{kernel} N=128 K=400 F=768")
+        yield Test(gelu, "*a product and a separate kernel*", f"{kernel} N=384 K=656 F=256")
+        yield Test(gelu, "*a product and a separate kernel*", f"{kernel} N=128 K=400 F=768")
 
 
 def tests(part):
