@@ -177,8 +177,7 @@ void Reports::report(const ValRecord& record) {
     record_validation(record, directory_);
     progress_.validation(record);
     if (record.losses.empty()) return;
-    results_.val = {record.step, record.losses[0].loss};
-    if (!results_.best_val || results_.val->loss < results_.best_val->loss) results_.best_val = results_.val;
+    results_.see_validation({record.step, record.losses[0].loss});
 }
 
 void Reports::print_bench() {
@@ -233,10 +232,12 @@ std::string describe_end(const Options& o, const RunEnd& end) {
         text += "nothing to do: " + reason_for_no_step(o, end) + "\n";
     }
     if (seen.val)
-        text += fmt::format("validation loss {:.4f} after step {}{}\n", unsigned_nan(seen.val->loss), seen.val->step,
-                            seen.best_val && seen.best_val->step != seen.val->step
-                                ? fmt::format(", best {:.4f} after step {}", seen.best_val->loss, seen.best_val->step)
-                                : "");
+        text += fmt::format(
+            "validation loss {:.4f} after step {}{}\n", unsigned_nan(seen.val->loss), seen.val->step,
+            seen.best_val && seen.best_val->step != seen.val->step
+                ? fmt::format(", best{} {:.4f} after step {}", end.first_step > 1 ? " since the resume" : "",
+                              seen.best_val->loss, seen.best_val->step)
+                : "");
     if (o.out.empty()) return text;
     if (end.stop == StopReason::none || !end.resumable) text += "weights written to " + o.out + "/model.safetensors\n";
     if (end.resumable && end.step > 0) text += "checkpoints are in " + o.out + "/checkpoints\n";

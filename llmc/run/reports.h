@@ -1,6 +1,7 @@
 // A run's messages to people: text at its start, steps and validations as they happen, and text at its end. Also the
 // exit code, which tells scripts the same.
 #pragma once
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -48,9 +49,14 @@ struct SeenLoss {
     int64_t step = 0;
     double loss = 0;
 };
-// The losses that a run ends with. Validation losses are those of the first set.
+// The losses that a run ends with. Validation losses are those of the first set. The best one is finite.
 struct RunResults {
     std::optional<SeenLoss> train, val, best_val;
+
+    void see_validation(const SeenLoss& seen) {
+        val = seen;
+        if (std::isfinite(seen.loss) && (!best_val || seen.loss < best_val->loss)) best_val = seen;
+    }
 };
 
 // "step 120: pass 1 over the training data is complete"; "" if no pass ends in the step that takes the data of

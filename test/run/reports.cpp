@@ -153,6 +153,12 @@ TEST_CASE("summary: the end says what came out, where it is and what to try next
     CHECK(contains(text, "weights written to runs/a b/model.safetensors\n"));
     CHECK(contains(text, "next: ./train_gpt sample --from 'runs/a b'\n"));
     RunEnd stopped = finished();
+    stopped.first_step = 201;
+    CHECK(contains(describe_end(o, stopped), ", best since the resume 3.4000 after step 250\n"));
+    RunResults seen;
+    for (const SeenLoss& val : {SeenLoss{0, NAN}, {10, 5.0}, {20, NAN}, {30, 5.5}}) seen.see_validation(val);
+    CHECK(seen.val->step == 30);
+    CHECK(seen.best_val->step == 10);
     stopped.stop = StopReason::out_of_time;
     CHECK(contains(describe_end(o, stopped), "continue with: ./train_gpt -o 'runs/a b' --resume latest\n"));
     stopped.first_step = 1, stopped.step = 0;  // there is no checkpoint
