@@ -15,24 +15,22 @@
 namespace llmc {
 
 // `model` describes weights without a config.json; nullptr if there is no such model.
-static std::unique_ptr<WeightSource> open(const std::string& path, const ModelConfig* model,
-                                          const VerifiedPart& verified) {
+static std::unique_ptr<WeightSource> open(const std::string& path, const ModelConfig* model) {
     if (const std::string checkpoint = checkpoint_at(path); !checkpoint.empty())
-        return std::make_unique<CheckpointWeights>(checkpoint, "master", verified);
+        return std::make_unique<CheckpointWeights>(checkpoint);
     if (is_llmc_file(path)) return std::make_unique<LlmcWeights>(path);
     return std::make_unique<HfWeights>(path, model);
 }
 
 std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average) {
-    if (!average) return open(path, nullptr, {});
+    if (!average) return open(path, nullptr);
     const std::string checkpoint = newest_checkpoint(path);
     if (checkpoint.empty()) refuse_file(path, "no checkpoint here, and only those have an average of the weights");
     return std::make_unique<CheckpointWeights>(checkpoint, "average");
 }
 
-std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model,
-                                           const VerifiedPart& verified) {
-    std::unique_ptr<WeightSource> source = open(path, &model, verified);
+std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model) {
+    std::unique_ptr<WeightSource> source = open(path, &model);
     const ModelConfig& there = source->model();
     const std::string difference = differences(there, model);
     if (difference.empty()) return source;
@@ -116,14 +114,13 @@ std::string newest_checkpoint(const std::string& path) {
     return "";
 }
 
-CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* part, const VerifiedPart& verified)
+CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* part)
     : reader_(checkpoint), part_(part), model_(model_of(reader_)) {
     const Json::json_pointer count("/average/count");
     const Json& state = *reader_.manifest().state;
     const bool has_average = state.contains(count) && state[count].is_number_unsigned() && state[count] > 0;
     if (part_ == "average" && !has_average)
         throw Error(ExitCode::checkpoint, "{} has no average of the weights: its run had no --average", checkpoint);
-    reader_.verify(Verify::full, verified.part, verified.parts, verified.alive);
 }
 
 int CheckpointWeights::end_token() const {

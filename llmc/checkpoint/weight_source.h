@@ -32,12 +32,10 @@ public:
     virtual std::optional<std::string> tokenizer_hash() const { return std::nullopt; }
     // The checkpoint that was chosen if `from` names a run, or else `from`.
     virtual std::string place(const std::string& from) const { return from; }
-};
-
-// The part of a checkpoint that a rank verifies when it opens its weights (CheckpointReader::verify()).
-struct VerifiedPart {
-    size_t part = 0, parts = 1;
-    CheckpointReader::Alive alive = [] {};
+    // Checks every byte of one of `parts` equal parts, if the source has checksums (CheckpointReader::verify()).
+    using Alive = CheckpointReader::Alive;
+    virtual void verify(
+        size_t /*part*/ = 0, size_t /*parts*/ = 1, const Alive& = [] {}) const {}
 };
 
 // Opens the source that the path names: a training checkpoint, a run with one (its newest), a file that begins with
@@ -45,8 +43,7 @@ struct VerifiedPart {
 // only in training checkpoints, also in those of a run that has finished.
 std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average = false);
 // The same for a run of this model. Refuses a source of a different model. A .safetensors file needs no config.json.
-std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model,
-                                           const VerifiedPart& verified = {});
+std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model);
 
 // The directory of the weights that `from` names, and the run directory that a checkpoint belongs to.
 std::vector<std::string> weight_directories(const std::string& from);
@@ -77,15 +74,16 @@ std::string newest_checkpoint(const std::string& path);
 // The FP32 master weights of a training checkpoint, or their average, for --init-from and export.
 class CheckpointWeights : public WeightSource {
 public:
-    // Checks every byte of all parts, or of one part, first.
-    explicit CheckpointWeights(const std::string& checkpoint, const char* part = "master",
-                               const VerifiedPart& verified = {});
+    explicit CheckpointWeights(const std::string& checkpoint, const char* part = "master");
 
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;
     int end_token() const override;
     std::optional<std::string> tokenizer_hash() const override;
     std::string place(const std::string&) const override { return reader_.directory(); }
+    void verify(size_t part, size_t parts, const Alive& alive) const override {
+        reader_.verify(Verify::full, part, parts, alive);
+    }
 
 private:
     const CheckpointReader reader_;

@@ -151,6 +151,7 @@ ExitCode export_weights(const Options& o) {
     if (o.format == ExportFormat::llmc && !o.tokenizer.empty())
         refuse("export: --tokenizer needs --format hf; a model file of llm.c has no tokenizer");
     const std::unique_ptr<WeightSource> source = open_weights(o.from, o.of_average);
+    source->verify();
     note_replaced_weights(o.from);
     if (o.dtype == StateFormat::fp8 && source->model().table().hf_transposed)
         refuse(

@@ -190,6 +190,7 @@ Json json_of(const Inspection& f, const Options& o, const Ranks& ranks) {
 ExitCode inspect_weights(Options o) {
     const std::string checkpoint = newest_checkpoint(o.from);
     const std::unique_ptr<WeightSource> weights = open_weights(checkpoint.empty() ? o.from : checkpoint);
+    weights->verify();
     const Origin origin = origin_of(checkpoint);
     std::vector<std::string> names;
     for (const Flag& flag : find_command("inspect").flags) names.push_back(flag.long_name);

@@ -97,9 +97,11 @@ std::vector<std::unique_ptr<Trainer<Real>>> load_models(const std::vector<Option
     }
     check_memory(needed, ranks.libraries_to_come(options.front()), ranks.device.free_memory, ranks.device.name,
                  !ranks.device.is_host);
+    const auto alive = [&] { ranks.watchdog.alive(); };
+    verify_weights(weights, ranks.comm, alive);
     for (const auto& trainer : trainers) {
         trainer->allocate();
-        load_weights(*trainer, weights, options.front().from, [&] { ranks.watchdog.alive(); });
+        load_weights(*trainer, weights, options.front().from, alive);
     }
     return trainers;
 }

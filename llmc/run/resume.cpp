@@ -497,10 +497,8 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, const Inputs& 
         const double start = monotonic_seconds();
         const auto alive = [&] { ranks.watchdog.alive(); };
         std::unique_ptr<WeightSource> weights;
-        do_together(ranks.comm, [&] {
-            const auto part = static_cast<size_t>(ranks.comm.rank()), parts = static_cast<size_t>(ranks.comm.world());
-            weights = open_weights(o.init_from, o.model, {part, parts, alive});
-        });
+        do_together(ranks.comm, [&] { weights = open_weights(o.init_from, o.model); });
+        verify_weights(*weights, ranks.comm, alive);
         load_weights(trainer, *weights, o.init_from, alive);
         if (ranks.comm.is_main())
             print_line("weights read from {} in {:.2f} s", weights->place(o.init_from), monotonic_seconds() - start);

@@ -209,6 +209,11 @@ TrainerState state_from_json(const Json& json) {
     return state;
 }
 
+void verify_weights(const WeightSource& weights, const Comm& comm, const std::function<void()>& alive) {
+    const auto rank = static_cast<size_t>(comm.rank()), world = static_cast<size_t>(comm.world());
+    do_together(comm, [&] { weights.verify(rank, world, alive); });
+}
+
 template <class Real>
 void load_weights(Trainer<Real>& trainer, const WeightSource& weights, const std::string& name,
                   const std::function<void()>& alive) {

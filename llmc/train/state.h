@@ -66,6 +66,8 @@ void for_each_state(const Trainer<Real>& trainer, HeldPart held, Visit&& visit) 
     }
 }
 
+// Checks every byte of a source, of which each rank takes a part. A collective.
+void verify_weights(const WeightSource& weights, const Comm& comm, const std::function<void()>& alive);
 // Sets a trainer's weights from a source that is called `name` (checkpoint/weight_source.h). Every rank reads all of
 // it; ranks that have read different weights are refused. Calls `alive` for every tensor. A collective.
 template <class Real>

@@ -15,7 +15,7 @@ import unittest
 
 import hostile_peers
 from test_ranks import ENVIRONMENT, FOREIGN, commands_by_rank, free_port
-from trainer import (COMMUNICATION, DATA, FLAGS, PROGRAM, STOPPED, TINY_BATCH, TINY_MODEL, Case, FinishedRun, corpus,
+from trainer import (CHECKPOINT, COMMUNICATION, DATA, FLAGS, PROGRAM, STOPPED, TINY_BATCH, TINY_MODEL, Case, FinishedRun, corpus,
                      disk_trouble, new_path, processes, read_bytes, read_json, read_records, run, run_command, tiny_flags,
                      workspace, write_choices, write_json)
 
@@ -192,6 +192,18 @@ class Ranks(Case):
         done = RankRun(2, *flags, "--init-from", saved, "--timeout-start", "2",
                        env={"LD_PRELOAD": disk_trouble(), "DISK_READ_MS": "80"}).result
         self.assertGreater(float(re.search(r"weights read from .* in ([0-9.]+) s", done.out)[1]), 3)
+
+    def test_eval_checks_every_byte_of_a_checkpoint(self):
+        """Each rank half of them, of the moments too, which eval does not need."""
+        saved = FinishedRun("--max-steps", "1").path("checkpoints/step_00000001")
+        file = os.path.join(saved, "rank_00000.safetensors")
+        whole = read_bytes(file)
+        for offset in (len(whole) // 4, len(whole) - 1):
+            with open(file, "wb") as damaged:
+                damaged.write(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1:])
+            for ranks in (1, 2):
+                self.refused(run_on(ranks, "eval", "--from", saved, "--val", corpus().val, "-m", "1", "-b", "1"),
+                             CHECKPOINT, "rank_00000.safetensors: is damaged between bytes")
 
     def test_refusals(self):
         tiny = tiny_flags()
