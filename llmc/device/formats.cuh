@@ -4,8 +4,8 @@
 // Rounding is to nearest even with saturation, or stochastic with random bits from the caller. The portable code is
 // branch-free so that g++ vectorises it, and bit-equal to the GPU's cvt instructions, which are used where they exist.
 #pragma once
+#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "llmc/device/keywords.cuh"
@@ -26,9 +26,7 @@ LLMC_HD uint32_t float_bits(float value) {
 #if defined(__CUDA_ARCH__)
     return __float_as_uint(value);
 #else
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
+    return std::bit_cast<uint32_t>(value);
 #endif
 }
 
@@ -36,9 +34,7 @@ LLMC_HD float float_from_bits(uint32_t bits) {
 #if defined(__CUDA_ARCH__)
     return __uint_as_float(bits);
 #else
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
+    return std::bit_cast<float>(bits);
 #endif
 }
 
@@ -198,22 +194,15 @@ LLMC_HD float to_float(e5m2 value) {
 
 // to<T>(float) names the conversion by its result, for templates over the storage type.
 template <class T>
-LLMC_HD T to(float value);
-template <>
-LLMC_HD float to<float>(float value) {
-    return value;
-}
-template <>
-LLMC_HD bf16 to<bf16>(float value) {
-    return to_bf16(value);
-}
-template <>
-LLMC_HD e4m3 to<e4m3>(float value) {
-    return to_e4m3(value);
-}
-template <>
-LLMC_HD e5m2 to<e5m2>(float value) {
-    return to_e5m2(value);
+LLMC_HD T to(float value) {
+    if constexpr (std::is_same_v<T, bf16>)
+        return to_bf16(value);
+    else if constexpr (std::is_same_v<T, e4m3>)
+        return to_e4m3(value);
+    else if constexpr (std::is_same_v<T, e5m2>)
+        return to_e5m2(value);
+    else
+        return value;
 }
 
 }  // namespace llmc

@@ -183,6 +183,8 @@ LLMC_DEVICE void wait_for_products() {
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
 #define LLMC_D32(i) LLMC_D8(i), LLMC_D8(i + 8), LLMC_D8(i + 16), LLMC_D8(i + 24)
+#define LLMC_D64 LLMC_D32(0), LLMC_D32(32)
+#define LLMC_D128 LLMC_D64, LLMC_D32(64), LLMC_D32(96)
 #define LLMC_NAMES_32                                                                                           \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
     "%23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -197,70 +199,53 @@ LLMC_DEVICE void wait_for_products() {
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// d (64, 128) = or += a b^T: a is 64 rows of a tile, b 128 rows of one, both 16 columns wide. `accumulate` false: the
-// old d is not read.
-LLMC_DEVICE void multiply_rows(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
-    asm volatile(
-        "{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %66, 0;\n\t"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LLMC_NAMES_64
-        "}, %64, %65, accumulate, 1, 1, 0, 0;"
-        "\n\t}"
-        : LLMC_D32(0), LLMC_D32(32)
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-}
-// The same with 64 rows for b: d (64, 64).
+// d = or += a b. INSTRUCTION is "mNxKy" and the types; the operands A, B and ACCUMULATE have the numbers after d's.
+// `accumulate` false: the old d is not read.
+#define LLMC_MULTIPLY(INSTRUCTION, NAMES, A, B, ACCUMULATE, MODIFIERS, ...)                      \
+    asm volatile("{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %" ACCUMULATE           \
+                 ", 0;\n\twgmma.mma_async.sync.aligned." INSTRUCTION " {" NAMES "}, %" A ", %" B \
+                 ", accumulate, " MODIFIERS ";\n\t}"                                             \
+                 : __VA_ARGS__                                                                   \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
+
+// d (64, N) = or += a b^T: a is 64 rows of a tile, b N rows of one, both 16 columns wide.
 LLMC_DEVICE void multiply_rows(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
-    asm volatile(
-        "{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %34, 0;\n\t"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_NAMES_32
-        "}, %32, %33, accumulate, 1, 1, 0, 0;"
-        "\n\t}"
-        : LLMC_D32(0)
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+    LLMC_MULTIPLY("m64n64k16.f32.bf16.bf16", LLMC_NAMES_32, "32", "33", "34", "1, 1, 0, 0", LLMC_D32(0));
 }
-// d (64, 256) = or += a b^T, as above, or a b with 16 rows of four panels for b.
-#define LLMC_DEFINE_MULTIPLY(NAME, TRANSPOSED)                                       \
-    LLMC_DEVICE void NAME(float(&d)[128], uint64_t a, uint64_t b, bool accumulate) { \
-        asm volatile(                                                                \
-            "{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %130, 0;\n\t"    \
-            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" LLMC_NAMES_128 \
-            "}, %128, %129, accumulate, 1, 1, 0, " TRANSPOSED ";\n\t}"               \
-            : LLMC_D32(0), LLMC_D32(32), LLMC_D32(64), LLMC_D32(96)                  \
-            : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                    \
-    }
-LLMC_DEFINE_MULTIPLY(multiply_rows, "0")
-LLMC_DEFINE_MULTIPLY(multiply_columns, "1")
-#undef LLMC_DEFINE_MULTIPLY
+LLMC_DEVICE void multiply_rows(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+    LLMC_MULTIPLY("m64n128k16.f32.bf16.bf16", LLMC_NAMES_64, "64", "65", "66", "1, 1, 0, 0", LLMC_D64);
+}
+LLMC_DEVICE void multiply_rows(float (&d)[128], uint64_t a, uint64_t b, bool accumulate) {
+    LLMC_MULTIPLY("m64n256k16.f32.bf16.bf16", LLMC_NAMES_128, "128", "129", "130", "1, 1, 0, 0", LLMC_D128);
+}
+// d (64, 256) = or += a b, with 16 rows of four panels for b.
+LLMC_DEVICE void multiply_columns(float (&d)[128], uint64_t a, uint64_t b, bool accumulate) {
+    LLMC_MULTIPLY("m64n256k16.f32.bf16.bf16", LLMC_NAMES_128, "128", "129", "130", "1, 1, 0, 1", LLMC_D128);
+}
 // d (64, 64) += a b: a (64, 16) in registers, as fragments of mma.sync; b is 16 rows of a tile of 64 columns.
 LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_NAMES_32
-                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, "
-                 "1;"
+                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
                  : LLMC_D32(0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// d (64, N) = or += a b^T on FP8 codes, N = 256 or 128: 64 rows of a tile of F8, N rows of one of E4M3, both 32
-// codes wide. These are as many bytes as sixteen columns of BF16. A, B and ACCUMULATE are the operands' numbers.
-#define LLMC_MULTIPLY_CODES(TYPE, N, NAMES, A, B, ACCUMULATE, ...)                                              \
-    asm volatile("{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %" ACCUMULATE                          \
-                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" N "k32.f32." TYPE ".e4m3 {" NAMES "}, %" A ", %" B \
-                 ", accumulate, 1, 1;\n\t}"                                                                     \
-                 : __VA_ARGS__                                                                                  \
-                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-#define LLMC_DEFINE_MULTIPLY_CODES(SUMS, ...)                                                   \
-    template <class F8>                                                                         \
-    LLMC_DEVICE void multiply_codes(float(&d)[SUMS], uint64_t a, uint64_t b, bool accumulate) { \
-        if constexpr (std::is_same_v<F8, e5m2>)                                                 \
-            LLMC_MULTIPLY_CODES("e5m2", __VA_ARGS__);                                           \
-        else                                                                                    \
-            LLMC_MULTIPLY_CODES("e4m3", __VA_ARGS__);                                           \
-    }
-LLMC_DEFINE_MULTIPLY_CODES(128, "256", LLMC_NAMES_128, "128", "129", "130", LLMC_D32(0), LLMC_D32(32), LLMC_D32(64),
-                           LLMC_D32(96))
-LLMC_DEFINE_MULTIPLY_CODES(64, "128", LLMC_NAMES_64, "64", "65", "66", LLMC_D32(0), LLMC_D32(32))
-#undef LLMC_DEFINE_MULTIPLY_CODES
-#undef LLMC_MULTIPLY_CODES
+// d (64, N) = or += a b^T on FP8 codes: 64 rows of a tile of F8, N rows of one of E4M3, both 32 codes wide. These are
+// as many bytes as sixteen columns of BF16.
+template <class F8>
+LLMC_DEVICE void multiply_codes(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+    if constexpr (std::is_same_v<F8, e5m2>)
+        LLMC_MULTIPLY("m64n128k32.f32.e5m2.e4m3", LLMC_NAMES_64, "64", "65", "66", "1, 1", LLMC_D64);
+    else
+        LLMC_MULTIPLY("m64n128k32.f32.e4m3.e4m3", LLMC_NAMES_64, "64", "65", "66", "1, 1", LLMC_D64);
+}
+template <class F8>
+LLMC_DEVICE void multiply_codes(float (&d)[128], uint64_t a, uint64_t b, bool accumulate) {
+    if constexpr (std::is_same_v<F8, e5m2>)
+        LLMC_MULTIPLY("m64n256k32.f32.e5m2.e4m3", LLMC_NAMES_128, "128", "129", "130", "1, 1", LLMC_D128);
+    else
+        LLMC_MULTIPLY("m64n256k32.f32.e4m3.e4m3", LLMC_NAMES_128, "128", "129", "130", "1, 1", LLMC_D128);
+}
 
 // ---- matrices of 8 x 8 16-bit elements -----------------------------------------------------------------------------
 
@@ -279,7 +264,10 @@ LLMC_DEVICE void load_transposed_matrices(uint32_t row, uint32_t (&r)[4]) {
 }
 
 #undef LLMC_D8
+#undef LLMC_MULTIPLY
 #undef LLMC_D32
+#undef LLMC_D64
+#undef LLMC_D128
 #undef LLMC_NAMES_32
 #undef LLMC_NAMES_64
 #undef LLMC_NAMES_128

@@ -8,6 +8,8 @@
 // On the host the same functions are plain copies, which g++ turns into one vector move. Loading 16-byte pieces and
 // reading them back as 32 bytes would stall on store forwarding and make AdamW three times slower.
 #pragma once
+#include <cstring>
+
 #include "llmc/device/formats.cuh"
 
 namespace llmc {

@@ -5,10 +5,10 @@
 // emulator of GPU threads that defines these functions. The CPU program runs such kernels as loops
 // (kernels/host/launch.h). If it called one of them as a kernel, it would not link.
 #pragma once
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "llmc/device/device_errors.h"
 #include "llmc/device/keywords.cuh"
@@ -51,20 +51,6 @@ void check_launch(dim3 grid, dim3 block, size_t shared_bytes, const LaunchSite& 
 // over OpenMP threads, and the threads of a block one after the other.
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), void* argument, const LaunchSite& site);
 
-template <class T>
-uint32_t to_bits(T value) {
-    static_assert(sizeof(T) == 4, "warp exchanges move 32-bit values");
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    return bits;
-}
-template <class T>
-T from_bits(uint32_t bits) {
-    T value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
 // Reads, modifies and writes as one atomic step. Returns the old value.
 template <class T, class F>
 T atomic_update(T* p, F operation) {
@@ -98,12 +84,12 @@ void __syncwarp(unsigned mask = ~0u, LLMC_CALLER);
 
 template <class T>
 __forceinline__ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, LLMC_CALLER) {
-    return llmc::host::from_bits<T>(
-        llmc::host::shuffle_xor(mask, llmc::host::to_bits(value), lane_mask, width, file, line));
+    return std::bit_cast<T>(
+        llmc::host::shuffle_xor(mask, std::bit_cast<uint32_t>(value), lane_mask, width, file, line));
 }
 template <class T>
 __forceinline__ T __shfl_sync(unsigned mask, T value, int lane, int width = 32, LLMC_CALLER) {
-    return llmc::host::from_bits<T>(llmc::host::shuffle(mask, llmc::host::to_bits(value), lane, width, file, line));
+    return std::bit_cast<T>(llmc::host::shuffle(mask, std::bit_cast<uint32_t>(value), lane, width, file, line));
 }
 
 template <class T>
@@ -122,6 +108,3 @@ template <class T>
 T atomicOr(T* p, T value) {
     return llmc::host::atomic_update(p, [=](T old) { return static_cast<T>(old | value); });
 }
-
-inline uint32_t __float_as_uint(float value) { return llmc::host::to_bits(value); }
-inline float __uint_as_float(uint32_t bits) { return llmc::host::from_bits<float>(bits); }
