@@ -397,7 +397,7 @@ void* Executor::static_shared(SharedSite& site, size_t bytes) {
 // Checks the block's limits again after another static array was added. A GPU knows the size of all arrays from the
 // binary and refuses the launch.
 void Executor::check_shared_limits() {
-    if (static_bytes_ > kSharedWithoutAsking)
+    if (static_bytes_ > 48 * 1024)
         fail("shared memory exceeds the limit: %zu bytes of static arrays, at most 48 KB", static_bytes_);
     const size_t limit = settings().shared_limit;
     if (static_bytes_ + dynamic_bytes_ <= limit) return;

@@ -13,7 +13,7 @@ namespace llmc {
 void check_cuda(cudaError_t status, const char* what, const char* file, int line);
 #define LLMC_CHECK_CUDA(call) ::llmc::check_cuda((call), #call, __FILE__, __LINE__)
 
-// Before a launch of `kernel`: asks the driver for its shared memory (gpu_rules.h). Throws if the card has less.
+// Before a launch of `kernel`: asks the driver for its shared memory. Throws if the card has less.
 void provide_shared_memory(const void* kernel, size_t dynamic_bytes, const LaunchSite& site);
 
 }  // namespace llmc

@@ -57,13 +57,6 @@ static std::string uuid_text(const char (&bytes)[16]) {
     return text;
 }
 
-static SharedMemory shared_memory_of(const void* kernel) {
-    cudaFuncAttributes attributes;
-    LLMC_CHECK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
-    return {attributes.sharedSizeBytes, static_cast<size_t>(attributes.maxDynamicSharedSizeBytes),
-            shared_memory_per_block()};
-}
-
 void check_cuda(cudaError_t status, const char* what, const char* file, int line) {
     if (status == cudaSuccess) return;
     if (is_fault(status)) throw late_fault(fmt::format("{}:{}: {}", file, line, what), describe(status));
@@ -78,23 +71,26 @@ void after_work(stream_t stream, const LaunchSite& site) {
     if (status != cudaSuccess) throw named_fault(site, describe(status));
 }
 
+// A block may use 48 KB without asking, static arrays and dynamic memory together. More dynamic memory is requested per
+// kernel and device. A request sets the kernel's limit, even to a lower value.
 void provide_shared_memory(const void* kernel, size_t dynamic_bytes, const LaunchSite& site) {
     static std::mutex mutex;
-    static std::map<std::pair<const void*, int>, SharedMemory> known;  // by kernel and device
-    const std::pair<const void*, int> key(kernel, current_device());
+    static std::map<std::pair<const void*, int>, size_t> most;  // dynamic bytes of past launches, by kernel and device
     const std::lock_guard lock(mutex);
-    auto place = known.find(key);
-    if (place == known.end()) place = known.emplace(key, shared_memory_of(kernel)).first;
-    SharedMemory& memory = place->second;
-    if (!memory.fits(dynamic_bytes))
+    size_t& provided = most[{kernel, current_device()}];
+    if (dynamic_bytes <= provided) return;
+    cudaFuncAttributes attributes;
+    LLMC_CHECK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
+    const size_t limit = shared_memory_per_block();
+    if (attributes.sharedSizeBytes + dynamic_bytes > limit)
         throw Error(ExitCode::failure, "{} [kernel {} launched at {}:{}]",
-                    shared_memory_excess(memory.static_bytes, dynamic_bytes, memory.block_limit), site.kernel,
-                    site.file, site.line);
-    if (!memory.must_ask(dynamic_bytes)) return;
+                    shared_memory_excess(attributes.sharedSizeBytes, dynamic_bytes, limit), site.kernel, site.file,
+                    site.line);
     const int bytes = static_cast<int>(dynamic_bytes);
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), site.kernel, site.file,
-               site.line);
-    memory.granted = dynamic_bytes;
+    if (bytes > attributes.maxDynamicSharedSizeBytes)
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), site.kernel,
+                   site.file, site.line);
+    provided = dynamic_bytes;
 }
 
 void prepare_process(char**) {}
