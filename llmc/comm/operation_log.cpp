@@ -1,4 +1,4 @@
-// The ring of recent collectives and the list of unfinished device operations (operation_log.h).
+// Keeps recent and unfinished collectives, and asks for the progress of those on a device (operation_log.h).
 #include "llmc/comm/operation_log.h"
 
 #include <algorithm>
@@ -19,45 +19,32 @@ std::string OperationEntry::describe() const {
 
 uint64_t OperationLog::begin(const char* name, const std::string& group, size_t bytes) {
     const std::lock_guard lock(mutex_);
-    OperationEntry& entry = ring_[count_++ % kKept];
     last_activity_ = monotonic_seconds();
-    entry = {count_, name, group, bytes, step_, OperationEntry::State::running, last_activity_, 0, false};
+    kept_.push_back({{++count_, name, group, bytes, step_, OperationEntry::State::running, last_activity_}, nullptr});
+    while (kept_.size() > kKept && kept_.front().state == OperationEntry::State::done) kept_.pop_front();
     return count_;
 }
 
-OperationEntry* OperationLog::kept(uint64_t sequence) {
-    OperationEntry& entry = ring_[(sequence - 1) % kKept];
-    return entry.sequence == sequence ? &entry : nullptr;
-}
-
-void OperationLog::end(uint64_t sequence) {
-    const std::lock_guard lock(mutex_);
-    last_activity_ = monotonic_seconds();
-    OperationEntry* entry = kept(sequence);
-    if (!entry) return;
-    entry->state = OperationEntry::State::done;
-    entry->ended = last_activity_;
-    blocked_ += entry->ended - entry->began;
+OperationLog::Kept* OperationLog::find(uint64_t sequence) {
+    const uint64_t first = kept_.front().sequence;
+    return sequence < first ? nullptr : &kept_[sequence - first];
 }
 
 void OperationLog::issued(uint64_t sequence, ProgressQuery progress) {
     const std::lock_guard lock(mutex_);
     last_activity_ = monotonic_seconds();
-    OperationEntry* entry = kept(sequence);
-    if (!entry) return;  // overwritten: 32 later operations of the same group stand for it
+    Kept* const entry = find(sequence);
     entry->state = OperationEntry::State::issued;
     entry->on_device = true;
-    pending_.push_back({*entry, std::make_shared<const ProgressQuery>(std::move(progress))});
+    entry->progress = std::make_shared<const ProgressQuery>(std::move(progress));
 }
 
 void OperationLog::look(size_t most) {
     std::vector<std::pair<uint64_t, std::shared_ptr<const ProgressQuery>>> asked;
     {
         const std::lock_guard lock(mutex_);
-        for (const Pending& p : pending_) {
-            if (asked.size() >= most) break;
-            asked.emplace_back(p.entry.sequence, p.progress);
-        }
+        for (const Kept& entry : kept_)
+            if (entry.progress && asked.size() < most) asked.emplace_back(entry.sequence, entry.progress);
     }
     // Without the lock, because a query may hang.
     for (const auto& [sequence, progress] : asked) note(sequence, (*progress)());
@@ -66,33 +53,29 @@ void OperationLog::look(size_t most) {
 void OperationLog::note(uint64_t sequence, DeviceProgress progress) {
     if (progress == DeviceProgress::waiting) return;
     const std::lock_guard lock(mutex_);
-    const auto place =
-        std::find_if(pending_.begin(), pending_.end(), [&](const Pending& p) { return p.entry.sequence == sequence; });
-    if (place == pending_.end()) return;  // another thread was faster
-    OperationEntry& entry = place->entry;
-    if (progress == DeviceProgress::running) {
-        entry.state = OperationEntry::State::running;
-    } else {
-        entry.state = OperationEntry::State::done;
-        entry.ended = last_activity_ = monotonic_seconds();
-    }
-    if (OperationEntry* shown = kept(sequence)) *shown = entry;
-    if (entry.state == OperationEntry::State::done) pending_.erase(place);
+    Kept* const entry = find(sequence);
+    if (!entry || entry->state == OperationEntry::State::done) return;  // another thread was faster
+    entry->state = OperationEntry::State::running;
+    if (progress == DeviceProgress::running) return;
+    entry->state = OperationEntry::State::done;
+    entry->progress = nullptr;
+    entry->ended = last_activity_ = monotonic_seconds();
+    if (!entry->on_device) blocked_ += entry->ended - entry->began;
 }
 
 OperationEntry OperationLog::unfinished() const {
     const std::lock_guard lock(mutex_);
-    for (const Pending& p : pending_)
-        if (p.entry.state == OperationEntry::State::running) return p.entry;
-    const OperationEntry* last = count_ ? &ring_[(count_ - 1) % kKept] : nullptr;
-    if (last && last->state == OperationEntry::State::running) return *last;
-    return pending_.empty() ? OperationEntry{} : pending_.front().entry;
+    OperationEntry issued;
+    for (const Kept& entry : kept_) {
+        if (entry.state == OperationEntry::State::running) return entry;
+        if (entry.state == OperationEntry::State::issued && issued.sequence == 0) issued = entry;
+    }
+    return issued;
 }
+
 std::vector<OperationEntry> OperationLog::recent() const {
     const std::lock_guard lock(mutex_);
-    std::vector<OperationEntry> entries;
-    for (uint64_t i = count_ > kKept ? count_ - kKept : 0; i < count_; i++) entries.push_back(ring_[i % kKept]);
-    return entries;
+    return {kept_.end() - static_cast<std::ptrdiff_t>(std::min(kept_.size(), kKept)), kept_.end()};
 }
 
 }  // namespace llmc

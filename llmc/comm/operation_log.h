@@ -44,7 +44,7 @@ public:
     static constexpr size_t kAll = ~size_t{0};
 
     uint64_t begin(const char* name, const std::string& group, size_t bytes);
-    void end(uint64_t sequence);
+    void end(uint64_t sequence) { note(sequence, DeviceProgress::done); }
     // Instead of end(): the operation is in a stream now, and unfinished until `progress` says it is done.
     void issued(uint64_t sequence, ProgressQuery progress);
     // Asks for the progress of the oldest unfinished operations, at most `most` of them. If the device does not answer,
@@ -54,7 +54,7 @@ public:
 
     OperationEntry last() const {
         const std::lock_guard lock(mutex_);
-        return count_ ? ring_[(count_ - 1) % kKept] : OperationEntry{};
+        return kept_.empty() ? OperationEntry{} : OperationEntry(kept_.back());
     }
     std::vector<OperationEntry> recent() const;  // oldest first
     // The operation that this rank is in or waits for: the oldest running one, or else the oldest one that was issued
@@ -70,17 +70,15 @@ public:
     bool finishing() const { return finishing_; }
 
 private:
-    // An unfinished operation on a device.
-    struct Pending {
-        OperationEntry entry;
-        std::shared_ptr<const ProgressQuery> progress;
+    struct Kept : OperationEntry {
+        // A shared pointer, so that look() can call it without the lock.
+        std::shared_ptr<const ProgressQuery> progress;  // of an unfinished operation on a device
     };
-    OperationEntry* kept(uint64_t sequence);  // nullptr if later operations have overwritten it
+    Kept* find(uint64_t sequence);  // nullptr if it made room for others
     void note(uint64_t sequence, DeviceProgress progress);
 
     mutable std::mutex mutex_;
-    OperationEntry ring_[kKept];
-    std::deque<Pending> pending_;  // oldest first
+    std::deque<Kept> kept_;  // consecutive: the last kKept operations, and more from the oldest unfinished one on
     uint64_t count_ = 0;
     std::atomic<int64_t> step_ = 0;
     std::atomic<double> last_activity_ = 0, blocked_ = 0;
