@@ -231,28 +231,29 @@ void HfTensor::from_file(const std::vector<float>& values, std::vector<float>& o
     std::copy(part.begin(), part.end(), ours.begin() + first_row * columns);
 }
 
-HfWeights::HfWeights(const std::string& path, const ModelConfig* expected)
-    : files_(path), model_(described_model(files_, expected)) {
-    require_numbers(path, model_);
-    const std::vector<HfTensor> tensors = hf_tensors(model_);
-    const std::vector<std::string> names = match_tensors(files_, tensors);
-    for (size_t i = 0; i < names.size(); ++i) tensors_[tensors[i].row.name].emplace_back(names[i], tensors[i]);
-}
-
-std::vector<int> HfWeights::token_ids(const char* key) const {
-    if (files_.config_path().empty()) return {};
-    constexpr InputKind kind = {"model file", "the config.json of a Hugging Face model", ExitCode::checkpoint, 16};
-    const Json config = read_json_or_null(files_.config_path(), kind);
+// The tokens that config.json has under a key, as a number or a list.
+static std::vector<int> token_ids(const Json& config, const char* key, int vocab) {
     const Json value = config.is_object() ? config.value(key, Json()) : Json();
     std::vector<int> ids;
     for (const Json& id : value.is_array() ? value : Json::array({value}))
-        if (id.is_number_unsigned() && id < model_.vocab) ids.push_back(id.get<int>());
+        if (id.is_number_unsigned() && id < vocab) ids.push_back(id.get<int>());
     return ids;
 }
 
-int HfWeights::token_id(const char* key) const {
-    const std::vector<int> ids = token_ids(key);
-    return ids.empty() ? -1 : ids[0];
+HfWeights::HfWeights(const std::string& path, const ModelConfig* expected) : WeightSource(path), files_(path) {
+    model = described_model(files_, expected);
+    require_numbers(path, model);
+    const std::vector<HfTensor> tensors = hf_tensors(model);
+    const std::vector<std::string> names = match_tensors(files_, tensors);
+    for (size_t i = 0; i < names.size(); ++i) tensors_[tensors[i].row.name].emplace_back(names[i], tensors[i]);
+    describes_model = !files_.config_path().empty();
+    if (!describes_model) return;
+    constexpr InputKind kind = {"model file", "the config.json of a Hugging Face model", ExitCode::checkpoint, 16};
+    const Json config = read_json_or_null(files_.config_path(), kind);
+    const std::vector<int> begin = token_ids(config, "bos_token_id", model.vocab);
+    end_tokens = token_ids(config, "eos_token_id", model.vocab);
+    if (!begin.empty()) begin_token = begin[0];
+    if (!end_tokens.empty()) end_token = end_tokens[0];
 }
 
 std::vector<float> HfWeights::fetch(const std::string& name) const {
@@ -266,7 +267,7 @@ std::vector<float> HfWeights::fetch(const std::string& name) const {
             for (float& value : values) value *= scale;
         }
         require_finite(files_.file_with(name_there).path(), name_there, tensor.spec.shape, values);
-        if (name == "wte" && model_.tied) check_tied(files_, values);
+        if (name == "wte" && model.tied) check_tied(files_, values);
         tensor.from_file(values, ours);
     }
     return ours;

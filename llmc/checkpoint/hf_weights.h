@@ -76,20 +76,10 @@ public:
     // config.json describes the model. Without that file it is `expected`, which also fills in what config.json leaves
     // open.
     explicit HfWeights(const std::string& path, const ModelConfig* expected = nullptr);
-
-    const ModelConfig& model() const override { return model_; }
-    bool describes_model() const override { return !files_.config_path().empty(); }
     std::vector<float> fetch(const std::string& name) const override;
-    int end_token() const override { return token_id("eos_token_id"); }
-    int begin_token() const override { return token_id("bos_token_id"); }
-    std::vector<int> end_tokens() const override { return token_ids("eos_token_id"); }
 
 private:
-    std::vector<int> token_ids(const char* key) const;  // from config.json
-    int token_id(const char* key) const;                // the first of them, or -1
-
     WeightFiles files_;
-    ModelConfig model_;
     std::map<std::string, std::vector<std::pair<std::string, HfTensor>>> tensors_;  // by our name: the file's
 };
 

@@ -60,7 +60,7 @@ bool is_llmc_file(const std::string& path) {
     return std::filesystem::path(path).extension() == ".bin" || has_llmc_magic(path);
 }
 
-LlmcWeights::LlmcWeights(const std::string& path) : path_(path), file_(path, kLlmcFile) {
+LlmcWeights::LlmcWeights(const std::string& path) : WeightSource(path), file_(path, kLlmcFile) {
     read_header();
     check_size();
 }
@@ -69,51 +69,51 @@ void LlmcWeights::read_header() {
     int32_t header[kHeaderInts] = {};
     const size_t got = file_.read_at(0, header, sizeof header);
     if (got < sizeof header[0] || header[0] != kLlmcModelMagic)
-        refuse_file(path_, "is not an llm.c model file: its magic is {}{}, a model's is {}", header[0],
+        refuse_file(place, "is not an llm.c model file: its magic is {}{}, a model's is {}", header[0],
                     name_of_magic(header[0]), kLlmcModelMagic);
     if (got < sizeof header)
-        refuse_file(path_, "has {} bytes, fewer than the {} of a header: it is truncated", got, sizeof header);
+        refuse_file(place, "has {} bytes, fewer than the {} of a header: it is truncated", got, sizeof header);
     if (header[1] != kVersionFp32 && header[1] != kVersionBf16)
-        refuse_file(path_, "is of version {}; 3 (FP32) and 5 (BF16) can be read", header[1]);
+        refuse_file(place, "is of version {}; 3 (FP32) and 5 (BF16) can be read", header[1]);
     element_bytes_ = header[1] == kVersionFp32 ? sizeof(float) : sizeof(bf16);
-    model_.name = std::filesystem::path(path_).stem().string();
-    model_.context = header[2];
-    model_.vocab = header[3];
-    model_.layers = header[4];
-    model_.heads = header[5];
-    model_.channels = header[6];
+    model.name = std::filesystem::path(place).stem().string();
+    model.context = header[2];
+    model.vocab = header[3];
+    model.layers = header[4];
+    model.heads = header[5];
+    model.channels = header[6];
     padded_vocab_ = header[7];
-    require_numbers(path_, model_);
-    if (padded_vocab_ < model_.vocab) refuse_file(path_, "pads a vocabulary of {} to {}", model_.vocab, padded_vocab_);
+    require_numbers(place, model);
+    if (padded_vocab_ < model.vocab) refuse_file(place, "pads a vocabulary of {} to {}", model.vocab, padded_vocab_);
 }
 
 void LlmcWeights::check_size() {
-    const Slice last = slices(model_, padded_vocab_).back();
+    const Slice last = slices(model, padded_vocab_).back();
     const int64_t needed = kHeaderBytes + (last.first + last.elements) * static_cast<int64_t>(element_bytes_);
     const int64_t size = static_cast<int64_t>(file_.bytes());
     if (size == needed) return;
-    refuse_file(path_,
+    refuse_file(place,
                 "is {}: a model of {} layers, {} channels, a context of {} and a vocabulary of {} ({} "
                 "padded) takes {} bytes, the file has {}",
-                size < needed ? "truncated" : "too long", model_.layers, model_.channels, model_.context, model_.vocab,
+                size < needed ? "truncated" : "too long", model.layers, model.channels, model.context, model.vocab,
                 padded_vocab_, needed, size);
 }
 
 std::vector<float> LlmcWeights::fetch(const std::string& name) const {
-    const std::vector<Slice> all = slices(model_, padded_vocab_);
+    const std::vector<Slice> all = slices(model, padded_vocab_);
     const auto found = std::find_if(all.begin(), all.end(), [&](const Slice& slice) { return slice.row.name == name; });
-    if (found == all.end()) refuse_file(path_, "has no tensor {}", name);
+    if (found == all.end()) refuse_file(place, "has no tensor {}", name);
     std::vector<float> values(static_cast<size_t>(found->row.count()));
     std::vector<bf16> halves(element_bytes_ == sizeof(bf16) ? values.size() : 0);
     void* const to = halves.empty() ? static_cast<void*>(values.data()) : static_cast<void*>(halves.data());
     const uint64_t offset = static_cast<uint64_t>(kHeaderBytes) + static_cast<uint64_t>(found->first) * element_bytes_;
     const size_t bytes = values.size() * element_bytes_;
     if (file_.read_at(offset, to, bytes) < bytes)
-        refuse_file(path_, "ended inside tensor {}: it was truncated while open", name);
+        refuse_file(place, "ended inside tensor {}: it was truncated while open", name);
     std::transform(halves.begin(), halves.end(), values.begin(), [](bf16 half) { return to_float(half); });
     std::vector<int64_t> shape = {found->row.rows};
     if (found->row.is_matrix()) shape.push_back(found->row.columns);
-    require_finite(path_, name, shape, values);
+    require_finite(place, name, shape, values);
     return values;
 }
 

@@ -23,17 +23,13 @@ class LlmcWeights : public WeightSource {
 public:
     // Checks magic, version, numbers and the size of the file. Reads no tensor yet.
     explicit LlmcWeights(const std::string& path);
-
-    const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;
 
 private:
     void read_header();
     void check_size();
 
-    std::string path_;
     InputFile file_;
-    ModelConfig model_;
     size_t element_bytes_ = 0;
     int64_t padded_vocab_ = 0;
 };

@@ -31,7 +31,7 @@ std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average
 
 std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model) {
     std::unique_ptr<WeightSource> source = open(path, &model);
-    const ModelConfig& there = source->model();
+    const ModelConfig& there = source->model;
     const std::string difference = differences(there, model);
     if (difference.empty()) return source;
     const std::string flags = fmt::format(": --layers {} --heads {} --channels {} --context {} --vocab {}",
@@ -41,7 +41,7 @@ std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelC
 }
 
 void import_weights(const WeightSource& source, const StoreTensor& store) {
-    for (const TensorRow& row : all_tensors(source.model())) {
+    for (const TensorRow& row : all_tensors(source.model)) {
         show_status("reading " + row.name);
         store(row.name, source.fetch(row.name));
     }
@@ -115,24 +115,15 @@ std::string newest_checkpoint(const std::string& path) {
 }
 
 CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* part)
-    : reader_(checkpoint), part_(part), model_(model_of(reader_)) {
-    const Json::json_pointer count("/average/count");
-    const Json& state = *reader_.manifest().state;
+    : WeightSource(checkpoint), reader_(checkpoint), part_(part) {
+    model = model_of(reader_);
+    const Json &state = *reader_.manifest().state, &run = *reader_.manifest().run;
+    const Json::json_pointer count("/average/count"), token("/data/end_token"), hash("/data/tokenizer_hash");
     const bool has_average = state.contains(count) && state[count].is_number_unsigned() && state[count] > 0;
     if (part_ == "average" && !has_average)
         throw Error(ExitCode::checkpoint, "{} has no average of the weights: its run had no --average", checkpoint);
-}
-
-int CheckpointWeights::end_token() const {
-    const auto data = reader_.manifest().run->find("data");
-    const bool known = data != reader_.manifest().run->end() && data->is_object() && data->contains("end_token");
-    return known && data->at("end_token").is_number_unsigned() ? data->at("end_token").get<int>() : -1;
-}
-
-std::optional<std::string> CheckpointWeights::tokenizer_hash() const {
-    const Json& run = *reader_.manifest().run;
-    const Json::json_pointer hash("/data/tokenizer_hash");
-    return run.contains(hash) && run[hash].is_string() ? std::optional(run[hash].get<std::string>()) : std::nullopt;
+    if (run.contains(token) && run[token].is_number_unsigned()) begin_token = end_token = run[token].get<int>();
+    if (run.contains(hash) && run[hash].is_string()) tokenizer_hash = run[hash].get<std::string>();
 }
 
 // Fetches the tensor with its padded rows.

@@ -16,26 +16,23 @@ namespace llmc {
 
 class WeightSource {
 public:
+    explicit WeightSource(const std::string& path) : place(path) {}
     virtual ~WeightSource() = default;
-    virtual const ModelConfig& model() const = 0;
-    // Returns one tensor of all_tensors(model()), for example "h.0.qkv.weight".
+    // Returns one tensor of all_tensors(model), for example "h.0.qkv.weight".
     virtual std::vector<float> fetch(const std::string& name) const = 0;
-    // The token that begins every document of the training data, or -1 if unknown.
-    virtual int end_token() const { return -1; }
-    // The same, except for models of other programs, which may end documents with another token.
-    virtual int begin_token() const { return end_token(); }
-    // All tokens that end a text, for a chat model of another program.
-    virtual std::vector<int> end_tokens() const { return {}; }
-    // False if a file of weights alone was taken for a given model.
-    virtual bool describes_model() const { return true; }
-    // The tokenizer of the training data, as sidecars name it; nothing if it is unknown.
-    virtual std::optional<std::string> tokenizer_hash() const { return std::nullopt; }
-    // The checkpoint that was chosen if `from` names a run, or else `from`.
-    virtual std::string place(const std::string& from) const { return from; }
     // Checks every byte of one of `parts` equal parts, if the source has checksums (CheckpointReader::verify()).
     using Alive = CheckpointReader::Alive;
     virtual void verify(
         size_t /*part*/ = 0, size_t /*parts*/ = 1, const Alive& = [] {}) const {}
+
+    std::string place;  // the file or directory; if a run was named, the checkpoint that was chosen
+    ModelConfig model;
+    bool describes_model = true;  // false if a file of weights alone was taken for a given model
+    // The token that begins every document of the training data, or -1 if unknown. The two differ only for models of
+    // other programs, which may end documents with another token.
+    int begin_token = -1, end_token = -1;
+    std::vector<int> end_tokens;                // all tokens that end a text, for a chat model of another program
+    std::optional<std::string> tokenizer_hash;  // of the training data, as sidecars name it; nothing if unknown
 };
 
 // Opens the source that the path names: a training checkpoint, a run with one (its newest), a file that begins with
@@ -75,12 +72,7 @@ std::string newest_checkpoint(const std::string& path);
 class CheckpointWeights : public WeightSource {
 public:
     explicit CheckpointWeights(const std::string& checkpoint, const char* part = "master");
-
-    const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;
-    int end_token() const override;
-    std::optional<std::string> tokenizer_hash() const override;
-    std::string place(const std::string&) const override { return reader_.directory(); }
     void verify(size_t part, size_t parts, const Alive& alive) const override {
         reader_.verify(Verify::full, part, parts, alive);
     }
@@ -88,7 +80,6 @@ public:
 private:
     const CheckpointReader reader_;
     const std::string part_;
-    ModelConfig model_;
 };
 
 // ---- weights that are not finite ------------------------------------------------------------------------------------

@@ -33,9 +33,9 @@ static ValRecord evaluate(const Options& o, const Inputs& inputs, Ranks& ranks, 
 }
 
 static void print(const Options& o, const WeightSource& weights, const Ranks& ranks, const ValRecord& record) {
-    print_line("{}{}: {} parameters, {} on {}, sequences of {}{}", weights.place(o.from),
-               o.of_average ? " (average)" : "", with_commas(weights.model().parameters()), word_of(o.precision),
-               ranks.device.name, counted(o.seq, "token"), o.doc_mask ? ", attention within documents" : "");
+    print_line("{}{}: {} parameters, {} on {}, sequences of {}{}", weights.place, o.of_average ? " (average)" : "",
+               with_commas(weights.model.parameters()), word_of(o.precision), ranks.device.name,
+               counted(o.seq, "token"), o.doc_mask ? ", attention within documents" : "");
     if (!record.losses.empty())
         print_line("{:16} {:>10} {:>12} {:>14}", "validation set", "loss", "perplexity", "bits per byte");
     for (const ValLoss& set : record.losses)
@@ -84,13 +84,13 @@ ExitCode evaluate_weights(Options o, const LaunchInfo& launch) {
     ranks.connect(o, launch);
     ResolveInputs surroundings;
     inputs.describe(surroundings);
-    resolve_for(weights->model(), o, surroundings, ranks);
+    resolve_for(weights->model, o, surroundings, ranks);
     if (ranks.comm.is_main())
         for (const std::string& note : o.notes) print_error("note: {}", note);
     inputs.tokenizer = find_tokenizer("", o.from, *weights);  // as in the run; check() looks next to the shards
     inputs.check(o);
     if (ranks.comm.world() > 1) {
-        const std::string model = json_text(model_json(weights->model()));
+        const std::string model = json_text(model_json(weights->model));
         InputFingerprints read = inputs.fingerprints(o);
         read.emplace_back("model in " + o.from, checksum(model.data(), model.size()));
         require_same_inputs(ranks.comm, read);

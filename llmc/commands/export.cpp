@@ -115,10 +115,10 @@ static void require_one_tokenizer(const TokenDecoder& table) {
 // documents.
 static DocumentTokens write_tokenizer(const Options& o, const WeightSource& source, const TokenizerSearch& search) {
     const HfTokenizerTarget target{partial_directory(o).string(),
-                                   source.model().vocab,
-                                   source.model().context,
-                                   {source.begin_token(), source.end_token()},
-                                   source.end_tokens()};
+                                   source.model.vocab,
+                                   source.model.context,
+                                   {source.begin_token, source.end_token},
+                                   source.end_tokens};
     if (!o.tokenizer.empty()) return write_hf_tokenizer(o.tokenizer, target);
     std::string problem = search.problem;
     try {
@@ -153,7 +153,7 @@ ExitCode export_weights(const Options& o) {
     const std::unique_ptr<WeightSource> source = open_weights(o.from, o.of_average);
     source->verify();
     note_replaced_weights(o.from);
-    if (o.dtype == StateFormat::fp8 && source->model().table().hf_transposed)
+    if (o.dtype == StateFormat::fp8 && source->model.table().hf_transposed)
         refuse(
             "export: --dtype fp8 is not for GPT-2, because transformers would take the FP8 codes for weights: "
             "compressed-tensors decodes Linear layers, and GPT2LMHeadModel has Conv1D layers. Use --dtype bf16");
@@ -166,7 +166,7 @@ ExitCode export_weights(const Options& o) {
     std::string written = o.to;
     if (o.format == ExportFormat::llmc) {
         written = llmc_file(o);
-        export_llmc(written, source->model(), o.dtype, fetch);
+        export_llmc(written, source->model, o.dtype, fetch);
     } else {
         const TokenizerSearch search = find_tokenizer("", o.from, *source);
         std::optional<TokenDecoder> given;  // stays empty if it cannot be decoded here; its files are copied then
@@ -174,26 +174,26 @@ ExitCode export_weights(const Options& o) {
         if (given && search.tokenizer)
             given->require_same(*search.tokenizer);
         else if (given)  // it may be the same one in another format
-            if (const Failure doubt = failure_of([&] { require_tokenizer_of(*source, o.from, *given); }))
+            if (const Failure doubt = failure_of([&] { require_tokenizer_of(*source, *given); }))
                 print_line("note: {}", doubt.text);
         const std::vector<std::string> replaced = files_to_replace(o);
         const std::string partial = partial_directory(o).string();
         try {
             fs::create_directory(partial);
             const DocumentTokens tokens = write_tokenizer(o, *source, search);
-            export_hf_directory(partial, source->model(),
-                                {o.dtype, tokens.end, kHfShardBytes, tokens.begin, source->end_tokens()}, fetch);
+            export_hf_directory(partial, source->model,
+                                {o.dtype, tokens.end, kHfShardBytes, tokens.begin, source->end_tokens}, fetch);
             replace_files(o, replaced);
         } catch (...) {
             remove_partial(o);
             throw;
         }
-        if (source->model().architecture == &kQwen2) note_qwen2_tokenizer(o.to);
+        if (source->model.architecture == &kQwen2) note_qwen2_tokenizer(o.to);
     }
     zeros.note();
-    const std::string place = source->place(o.from);
-    print_line("{} in {} written to {}{}", counted(source->model().parameters(), "parameter"), word_of(o.dtype),
-               written, place == o.from ? "" : ", from " + place);
+    const std::string place = source->place;
+    print_line("{} in {} written to {}{}", counted(source->model.parameters(), "parameter"), word_of(o.dtype), written,
+               place == o.from ? "" : ", from " + place);
     return ExitCode::ok;
 }
 

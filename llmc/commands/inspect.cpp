@@ -85,7 +85,7 @@ struct Inspector {
     std::unique_ptr<Trainer<Real>> make_trainer(Precision precision) const {
         Options options = o;
         options.precision = precision;
-        resolve_for(weights.model(), options, surroundings, ranks);
+        resolve_for(weights.model, options, surroundings, ranks);
         TrainerConfig config = options;
         config.recompute = Recompute::none;
         config.optimizer.kind = OptimizerKind::sgd;  // no step is taken; without momentum SGD keeps no moments
@@ -198,15 +198,15 @@ ExitCode inspect_weights(Options o) {
     o.schedule.steps = 1;  // resolve() wants a length, and no epoch says that of a mixture
     if (o.train.empty()) refuse("inspect: no checkpoint of a run names the tokens for {}; add --train 'GLOB'", o.from);
     const ShardSet shards(sources_from_text(o.train).patterns);
-    shards.check_vocabulary(weights->model().vocab);
+    shards.check_vocabulary(weights->model.vocab);
     ResolveInputs surroundings;
     surroundings.end_token = end_token_of(&shards);
     Ranks ranks(o, {});
     ranks.connect(o, {});
-    resolve_for(weights->model(), o, surroundings, ranks);
+    resolve_for(weights->model, o, surroundings, ranks);
     if (o.doc_mask) check_end_token(shards, o);
     const SampleOrder order({shards.samples(o.seq)}, {{0, {1}}}, o.seed);
-    TrainLoader loader(shards, order, o.batch, o.seq, 0, 1, 0, weights->model().vocab);
+    TrainLoader loader(shards, order, o.batch, o.seq, 0, 1, 0, weights->model.vocab);
     const Inspection inspection = Inspector{o, ranks, *weights, origin, surroundings, loader.next()}.inspect();
     if (o.json) {
         print_line("{}", json_text(json_of(inspection, o, ranks), 1));
@@ -214,7 +214,7 @@ ExitCode inspect_weights(Options o) {
         print_line("{}: {} of {}, FP8 scales {}\n", checkpoint.empty() ? o.from : checkpoint,
                    counted(int64_t{o.batch} * o.seq, "token"), o.train,
                    inspection.has_run_scales ? "of the checkpoint" : "measured in this micro-batch");
-        print(inspection, weights->model());
+        print(inspection, weights->model);
     }
     ranks.finish();
     return ExitCode::ok;

@@ -35,9 +35,9 @@ void take_flags(const Json& config, const std::vector<std::string>& names, Optio
     }
 }
 
-void require_tokenizer_of(const WeightSource& weights, const std::string& from, const TokenDecoder& tokenizer) {
-    TokenFile trained{weights.place(from), {}};
-    trained.sidecar.tokenizer_hash = weights.tokenizer_hash();
+void require_tokenizer_of(const WeightSource& weights, const TokenDecoder& tokenizer) {
+    TokenFile trained{weights.place, {}};
+    trained.sidecar.tokenizer_hash = weights.tokenizer_hash;
     tokenizer.require_made(trained);
     const fs::path file(tokenizer.name());
     if (was_replaced(file.parent_path().string(), file.filename().string()))
@@ -45,13 +45,13 @@ void require_tokenizer_of(const WeightSource& weights, const std::string& from, 
 }
 
 TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights) {
-    const int vocab = weights.model().vocab;
+    const int vocab = weights.model.vocab;
     std::vector<std::string> directories = weight_directories(from);
     const Json config = run_config(from), train = config.value("train", Json());
     if (train.is_string()) directories.push_back(fs::path(train.get<std::string>()).parent_path().string());
     TokenizerSearch search = find_tokenizer(directories, vocab);
     if (search.tokenizer)
-        if (const Failure foreign = failure_of([&] { require_tokenizer_of(weights, from, *search.tokenizer); }))
+        if (const Failure foreign = failure_of([&] { require_tokenizer_of(weights, *search.tokenizer); }))
             search = {{}, foreign.text, true};
     if (!given.empty()) {
         TokenDecoder decoder = TokenDecoder::open(given);
@@ -60,12 +60,12 @@ TokenizerSearch find_tokenizer(const std::string& given, const std::string& from
             decoder.require_same(*search.tokenizer);
             if (!search.tokenizer->hash().empty()) decoder.set_hash(search.tokenizer->hash());
         } else {
-            require_tokenizer_of(weights, from, decoder);
+            require_tokenizer_of(weights, decoder);
         }
         search = {decoder, ""};
     }
-    if (search.tokenizer && weights.tokenizer_hash()) search.tokenizer->set_hash(*weights.tokenizer_hash());
-    if (search.tokenizer && weights.end_token() >= 0) search.tokenizer->set_end_token(weights.end_token());
+    if (search.tokenizer && weights.tokenizer_hash) search.tokenizer->set_hash(*weights.tokenizer_hash);
+    if (search.tokenizer && weights.end_token >= 0) search.tokenizer->set_end_token(weights.end_token);
     return search;
 }
 

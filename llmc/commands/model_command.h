@@ -28,7 +28,7 @@ ExitCode inspect_weights(Options options);        // a micro-batch in three prec
 TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights);
 
 // Throws Error(bad_data) if the training data of the weights was made with another tokenizer, as far as they say so.
-void require_tokenizer_of(const WeightSource& weights, const std::string& from, const TokenDecoder& tokenizer);
+void require_tokenizer_of(const WeightSource& weights, const TokenDecoder& tokenizer);
 
 // The configuration, by flag, of the run that wrote the weights. An empty object if it is not known.
 Json run_config(const std::string& from);

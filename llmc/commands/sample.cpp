@@ -147,16 +147,16 @@ ExitCode sample_text(Options o) {
     const TokenizerSearch search = find_tokenizer(o.tokenizer, o.from, *weights);
     TokenDecoder decoder = search.tokenizer.value_or(TokenDecoder::token_ids());
     if (!search.tokenizer) {
-        decoder.set_end_token(weights->end_token());
+        decoder.set_end_token(weights->end_token);
         print_error("note: text is token ids, because {}; --tokenizer FILE gives text", search.problem);
     }
     if (o.temperature == 0 && (o.given.contains("top-k") || o.given.contains("top-p")))
         print_error("note: --top-k and --top-p have no effect with --temperature 0");
-    choose_shape(weights->model(), o);
+    choose_shape(weights->model, o);
     Ranks ranks(o, {});
     ranks.connect(o, {});
     ranks.watchdog.stop();  // a person may take time to think
-    resolve_for(weights->model(), o, {}, ranks);
+    resolve_for(weights->model, o, {}, ranks);
     if (o.precision == Precision::fp32)
         sample<float>(o, decoder, ranks, *weights);
     else

@@ -501,11 +501,11 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, const Inputs& 
         verify_weights(*weights, ranks.comm, alive);
         load_weights(trainer, *weights, o.init_from, alive);
         if (ranks.comm.is_main())
-            print_line("weights read from {} in {:.2f} s", weights->place(o.init_from), monotonic_seconds() - start);
-        if (ranks.comm.is_main() && !weights->describes_model())
+            print_line("weights read from {} in {:.2f} s", weights->place, monotonic_seconds() - start);
+        if (ranks.comm.is_main() && !weights->describes_model)
             print_line("note: {} has no config.json next to it, so these values of the model are from -e and flags: {}",
                        o.init_from, json_text(fields_without_tensors(o.model)));
-        const std::optional<std::string> then = weights->tokenizer_hash(), now = inputs.train->sidecar().tokenizer_hash;
+        const std::optional<std::string> then = weights->tokenizer_hash, now = inputs.train->sidecar().tokenizer_hash;
         if (ranks.comm.is_main() && then && now && *then != *now)
             print_line("note: {}", from_here_on("tokenizer_hash", *now, *then));
     }

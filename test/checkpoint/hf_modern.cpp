@@ -31,7 +31,7 @@ TEST_CASE("hf: other architectures are exported and imported without changing a 
                 CHECK(files.read_floats(tensor.spec.name) == modern_values(tensor));
             }
             const HfWeights back(folder / "");
-            ModelConfig described = back.model();
+            ModelConfig described = back.model;
             described.name = config.name;
             CHECK(described == config);
             CHECK(differences(described, config) == "");

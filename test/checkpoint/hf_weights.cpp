@@ -342,7 +342,7 @@ TEST_CASE("hf_weights: a directory describes its own model") {
     TemporaryDirectory folder;
     const std::string path = folder / "model.safetensors";
     export_weights(path, numbered_weights(kTiny));
-    CHECK(differences(open_weights(folder / "")->model(), kTiny) == "");
+    CHECK(differences(open_weights(folder / "")->model, kTiny) == "");
     CHECK(open_weights(path)->fetch("h.1.qkv.weight") == numbered_weights(kTiny)["h.1.qkv.weight"]);
 
     nlohmann::json config = parse_json(read_file(folder / "config.json"));
@@ -350,8 +350,8 @@ TEST_CASE("hf_weights: a directory describes its own model") {
     config.erase("n_positions");
     config.erase("n_ctx");
     make_file(folder / "config.json", json_text(config));
-    CHECK(HfWeights(path).model().vocab == 7);
-    CHECK(HfWeights(path).model().context == 5);
+    CHECK(HfWeights(path).model.vocab == 7);
+    CHECK(HfWeights(path).model.context == 5);
     std::filesystem::remove(folder / "config.json");
     CHECK(contains(checkpoint_error([&] { open_weights(path); }), "there is no config.json next to the weights"));
 }

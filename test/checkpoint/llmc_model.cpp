@@ -88,7 +88,7 @@ TEST_CASE("llmc_model: every tensor is read from its place and written to it, in
         const std::string path = folder / "model.bin", bytes = file_of(version, all);
         make_file(path, bytes);
         CHECK(import_file(path) == split(all));
-        const ModelConfig described = open_weights(path)->model();
+        const ModelConfig described = open_weights(path)->model;
         CHECK(differences(described, kTinyGpt2) == "");
         CHECK(described.name == "model");
 
