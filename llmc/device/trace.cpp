@@ -45,9 +45,9 @@ void Trace::start(stream_t stream) {
 }
 
 size_t Trace::begin(const char* name, Kind kind, stream_t stream) {
-    Entry entry{name, kind, 0, nullptr, nullptr, 0, 0, 0, step_, false};
+    Entry entry{{name, "host", kind, 0, 0, 0, step_}};
     if (kind == Kind::host) {
-        entry.host_begin = host_time();
+        entry.range.begin = host_time();
     } else {
         entry.line = line_of(stream);
         entry.begin = take_event();
@@ -63,10 +63,10 @@ size_t Trace::begin(const char* name, Kind kind, stream_t stream) {
 void Trace::end(size_t range, size_t bytes) {
     if (range >= entries_.size() || entries_[range].ended) return;
     Entry& entry = entries_[range];
-    entry.bytes = bytes;
+    entry.range.bytes = bytes;
     try {
-        if (entry.kind == Kind::host)
-            entry.host_end = host_time();
+        if (entry.range.kind == Kind::host)
+            entry.range.end = host_time();
         else
             record(entry.end, lines_[entry.line].stream);
         entry.ended = true;
@@ -82,8 +82,8 @@ std::vector<Trace::Range> Trace::finish() {
     std::vector<Range> ranges;
     for (const Entry& entry : entries_) {
         if (!entry.ended) continue;
-        Range range{entry.name, "host", entry.kind, entry.host_begin, entry.host_end, entry.bytes, entry.step};
-        if (entry.kind != Kind::host) {
+        Range range = entry.range;
+        if (range.kind != Kind::host) {
             synchronize(entry.end);
             range.line = lines_[entry.line].name;
             range.begin = since_start(entry.begin);

@@ -61,14 +61,10 @@ private:
         std::string name;
     };
     struct Entry {
-        std::string name;
-        Kind kind;
-        size_t line;
-        event_t begin, end;            // set for ranges of a stream
-        int64_t host_begin, host_end;  // set for ranges of the host
-        size_t bytes;
-        int64_t step;
-        bool ended;
+        Range range;                             // of a stream: without its line and times until finish()
+        size_t line = 0;                         // of a stream
+        event_t begin = nullptr, end = nullptr;  // of a stream
+        bool ended = false;
     };
     size_t line_of(stream_t stream);
     event_t take_event() {
