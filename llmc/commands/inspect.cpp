@@ -91,7 +91,7 @@ struct Inspector {
         config.optimizer.kind = OptimizerKind::sgd;  // no step is taken; without momentum SGD keeps no moments
         config.optimizer.momentum = 0;
         config.loss_scale = {};
-        config.loss_scale.initial = origin.state.optimizer.loss_scale;
+        config.loss_scale.initial = origin.state.optimizer.loss_scale.scale;
         auto trainer = std::make_unique<Trainer<Real>>(config, ranks.comm);
         trainer->allocate();
         trainer->optimizer().restore(origin.state.optimizer, trainer->stream());

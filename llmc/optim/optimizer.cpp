@@ -228,30 +228,17 @@ void Optimizer<Real>::average(stream_t stream) {
 
 template <class Real>
 OptimizerState Optimizer<Real>::read_state(stream_t stream) const {
-    const StepState step = read_back(state_, stream);
-    const LossScaleState scale = read_back(loss_scale_, stream);
-    return {step.applied,
-            step.skipped,
-            step.consecutive_skips,
-            scale.scale,
-            scale.clean_steps,
-            read_back(spikes_, stream),
-            setup_.loss_scale.dynamic,
-            averaged_};
+    return {read_back(state_, stream), read_back(loss_scale_, stream), setup_.loss_scale.dynamic,
+            read_back(spikes_, stream), averaged_};
 }
 
 template <class Real>
 void Optimizer<Real>::restore(const OptimizerState& saved, stream_t stream) {
-    StepState step{};
-    step.applied = saved.applied;
-    step.skipped = saved.skipped;
-    step.consecutive_skips = saved.consecutive_skips;
-    write_through(state_, step, stream);
+    write_through(state_, saved.step, stream);
     write_through(spikes_, saved.spikes, stream);
     averaged_ = averages() ? saved.averaged : 0;
-    const bool same = setup_.loss_scale.dynamic || saved.loss_scale == setup_.loss_scale.initial;
-    if (saved.dynamic == setup_.loss_scale.dynamic && same)
-        write_through(loss_scale_, LossScaleState{saved.loss_scale, 1.0f, saved.clean_steps, 0}, stream);
+    const bool same = setup_.loss_scale.dynamic || saved.loss_scale.scale == setup_.loss_scale.initial;
+    if (saved.dynamic == setup_.loss_scale.dynamic && same) write_through(loss_scale_, saved.loss_scale, stream);
 }
 
 template class Optimizer<float>;

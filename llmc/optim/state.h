@@ -17,12 +17,10 @@ namespace llmc {
 
 // The optimizer's state between steps, besides its moments. Checkpoints save it; it is the same on every rank.
 struct OptimizerState {
-    int64_t applied = 0, skipped = 0;  // see StepState
-    int32_t consecutive_skips = 0;
-    float loss_scale = 1;
-    int32_t clean_steps = 0;  // see LossScaleState
-    SpikeState spikes{};
+    StepState step{};
+    LossScaleState loss_scale{1, 1, 0, 0};
     bool dynamic = false;  // the loss scale is dynamic
+    SpikeState spikes{};
     int64_t averaged = 0;  // number of weights in the average; 0: there is none
 };
 

@@ -170,13 +170,13 @@ void list_fields(const Fields& field, Fp8Saved& fp8) {
 
 void list_fields(const Fields& field, TrainerState& state) {
     OptimizerState& o = state.optimizer;
-    field("applied", o.applied);
-    field("skipped", o.skipped);
-    field("consecutive_skips", o.consecutive_skips);
+    field("applied", o.step.applied);
+    field("skipped", o.step.skipped);
+    field("consecutive_skips", o.step.consecutive_skips);
     field.object("loss_scale", [&](const Fields& scale) {
         scale("dynamic", o.dynamic);
-        scale("scale", o.loss_scale);
-        scale("clean_steps", o.clean_steps);
+        scale("scale", o.loss_scale.scale);
+        scale("clean_steps", o.loss_scale.clean_steps);
     });
     field("spikes", o.spikes);
     if (field.has("average", o.averaged > 0))

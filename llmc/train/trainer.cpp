@@ -351,7 +351,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
     model_.linear().leave_fp8(step_, stream_);
     weights_are_set();
     // FP8 scales of gradients are valid only for the loss scale with which they were computed.
-    const bool same_scale = read_back(optimizer_.loss_scale(), stream_) == state.optimizer.loss_scale;
+    const bool same_scale = read_back(optimizer_.loss_scale(), stream_) == state.optimizer.loss_scale.scale;
     return same_scale && state.fp8 && fp8()->restore(*state.fp8, stream_);
 }
 

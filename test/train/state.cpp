@@ -119,13 +119,13 @@ TEST_CASE("state: a trainer restored after a skipped step counts on, and has the
         whole.trainer.initialize(1);
         short_step(whole, 0);
         short_step(whole, 1, INFINITY);
-        CHECK(whole.trainer.read_state().optimizer.loss_scale == 1024);
+        CHECK(whole.trainer.read_state().optimizer.loss_scale.scale == 1024);
         CHECK(restore(begun, whole));
         CHECK(state_text(begun) == state_text(whole));
         for (TestModel<bf16>* test : {&whole, &begun}) {
             short_step(*test, 2, INFINITY);
-            CHECK(test->trainer.read_state().optimizer.consecutive_skips == 2);
-            CHECK(test->trainer.read_state().optimizer.loss_scale == 512);
+            CHECK(test->trainer.read_state().optimizer.step.consecutive_skips == 2);
+            CHECK(test->trainer.read_state().optimizer.loss_scale.scale == 512);
             short_step(*test, 3);
         }
         CHECK(slices_of(begun) == slices_of(whole));
