@@ -72,13 +72,8 @@ private:
 
 // State that the host back-ends of a process share, because their collectives run one after the other.
 struct HostQueue {
-    struct Staging {
-        Pinned<char> memory;
-        size_t bytes = 0;
-        char* reserve(size_t needed);
-    };
-    Staging in, out;  // on CUDA; they grow to the largest message
-    OwnedEvent last;  // on the host device: after the last collective
+    std::vector<char> in, out;  // on CUDA: the message that is being sent or received
+    OwnedEvent last;            // on the host device: after the last collective
 
     // Waits until everything submitted so far has run.
     void drain() {

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "llmc/comm/backend.h"
-#if !LLMC_CUDA
+#if LLMC_CUDA
+#include "llmc/device/transfer.h"
+#else
 #include "llmc/device/host/runtime.h"
 #endif
 
@@ -67,14 +69,14 @@ private:
             {name, "", 0}, [=] { work(out_pointer, in_pointer); });
         record(queue.last, stream);
 #else
-        // Device memory is copied to pinned memory and back while the calling thread waits. That is slow, but works
+        // Device memory is copied to host memory and back while the calling thread waits. That is slow, but works
         // wherever MPI runs, even when several ranks share a GPU, which NCCL does not allow.
-        char *const from = queue.in.reserve(in_bytes), *const to = queue.out.reserve(out_bytes);
-        if (in_bytes) copy_to_host(from, in_pointer, in_bytes, stream);
+        queue.in.resize(in_bytes);
+        queue.out.resize(out_bytes);
+        read_bytes(queue.in.data(), in_pointer, in_bytes, stream);
         synchronize(stream);
-        work(to, from);
-        if (out_bytes) copy_to_device(out_pointer, to, out_bytes, stream);
-        synchronize(stream);  // afterwards the staging memory is free for the next message
+        work(queue.out.data(), queue.in.data());
+        write_bytes(out_pointer, queue.out.data(), out_bytes, stream);
 #endif
     }
 
@@ -84,15 +86,6 @@ private:
 };
 
 }  // namespace
-
-char* HostQueue::Staging::reserve(size_t needed) {
-    if (needed > bytes) {
-        *this = {};  // frees the old memory first, and stays empty if the allocation fails
-        memory = pinned<char>(needed);
-        bytes = needed;
-    }
-    return memory;
-}
 
 std::unique_ptr<Backend> make_host_backend(std::shared_ptr<Transport> transport, std::shared_ptr<CommProcess> process,
                                            std::string group) {
