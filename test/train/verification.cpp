@@ -221,11 +221,11 @@ template <class Real>
 std::string found_after_flip(const char* recipe, const char* work, uint64_t n, int micro_steps = 1) {
     Run<Real> run(config_of(recipe, true, micro_steps)), blind(config_of(recipe, false, micro_steps));
     run.step(), blind.step();
-    host::flip_bit(work, n);
+    host::settings().flip = {work, n};
     const std::string found = run.difference_in_next_step();
-    host::flip_bit(work, n);
+    host::settings().flip = {work, n};
     CHECK(!blind.step().verified);
-    host::flip_bit("", 0);
+    host::settings().flip = {};
     return found;
 }
 

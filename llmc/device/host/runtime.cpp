@@ -75,7 +75,7 @@ static bool is_lost() {
     return broken;
 }
 
-// ---- slow work and flipped bits (flip_bit) ----
+// ---- slow work and flipped bits (settings) ----
 
 // Makes this device slow at some work, like a card that is too hot.
 static void delay_if_asked(const Operation& operation) {
@@ -181,8 +181,6 @@ void inject_fault(uint64_t work) {
     settings().fault = work;
     broken = false;
 }
-
-void flip_bit(const std::string& work, uint64_t n) { settings().flip = {work, n}; }
 
 void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site,
             std::function<void()> work) {

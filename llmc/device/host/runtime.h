@@ -74,10 +74,6 @@ __attribute__((format(printf, 1, 2))) void fail_kernel(const char* format, ...);
 // something still release it. 0 cancels the fault, even one that has happened. LLMC_FAULT does the same from the start.
 void inject_fault(uint64_t work);
 
-// Flips a bit silently, for tests: in the middle of the first tensor written by the n-th piece of work (1 is the next)
-// whose name contains `work`. 0 cancels it. LLMC_FLIP does the same from the start.
-void flip_bit(const std::string& work, uint64_t n);
-
 // Statistics of the work since record_operations(true), by kernel name. Matrix products and copies are included.
 struct OperationRecord {
     size_t count = 0, bytes_read = 0, bytes_written = 0;

@@ -34,7 +34,7 @@ struct Settings {
     NumberedWork delay;           // LLMC_DELAY=WORK:MS: work of that name takes MS milliseconds more
     // Simulated faults. Their numbers count down, and are 0 once the fault has happened.
     uint64_t fault = 0;  // LLMC_FAULT: the piece of work that breaks the device (1 is the next)
-    NumberedWork flip;   // LLMC_FLIP=WORK:N: flip a bit in the output of the N-th piece of work of that name
+    NumberedWork flip;   // LLMC_FLIP=WORK:N: flip a bit in the middle of the first output of the N-th such work
 
     Settings();
 };

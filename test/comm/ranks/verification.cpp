@@ -153,9 +153,9 @@ TEST_CASE("verified steps name the rank that went wrong in a micro-step, and the
         Run<bf16> two(stage, nullptr, 2, true), one(stage, nullptr, 1, true);
         const auto found_after_flip = [](Run<bf16>& run, const char* work, uint64_t n) {
             CHECK(run.step() == "");
-            if (world().rank() == 1) host::flip_bit(work, n);
+            if (world().rank() == 1) host::settings().flip = {work, n};
             const std::string found = run.step();
-            host::flip_bit("", 0);
+            host::settings().flip = {};
             return found;
         };
         // Seven norms per pass.

@@ -135,7 +135,7 @@ TEST_CASE("faults: one bit flips, once, in the named work") {
         CAPTURE(lazy);
         Mode mode(lazy, false);
         DeviceArray<float> x(32);
-        host::flip_bit("second_kernel", 2);
+        host::settings().flip = {"second_kernel", 2};
         for (int i = 0; i < 3; i++) {
             launch_both(x);
             std::vector<float> expected(32, 2.0f);
