@@ -6,24 +6,11 @@
 
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/host/launch.h"
+#include "llmc/kernels/quantize_blocks.h"
 
 namespace llmc {
 
 constexpr int kScalingThreads = 128;
-
-// An Fp8Config as plain numbers, for kernels.
-struct ScaleRule {
-    float largest_gradient;  // largest number in dout's format
-    float margin;            // 2^margin
-    bool pow2;
-    AmaxAlgorithm algorithm;
-    int history;
-};
-
-static ScaleRule scale_rule(const Fp8Config& config) {
-    return {config.grad == Fp8Grad::e5m2 ? kE5M2Max : kE4M3Max, std::exp2(static_cast<float>(config.margin)),
-            config.pow2_scales, config.algorithm, config.history};
-}
 
 LLMC_DEVICE bool is_gradient(int tensor) { return tensor % kFp8Roles == static_cast<int>(Fp8Role::dout); }
 LLMC_DEVICE bool is_weight(int tensor) { return tensor % kFp8Roles == static_cast<int>(Fp8Role::w); }
@@ -35,18 +22,19 @@ LLMC_DEVICE float weight_dither(const int64_t* updates) {
 }
 
 // Sets scale and scale_inv for a usable amax; leaves them for any other.
-LLMC_DEVICE void set_scale(Fp8State& state, float amax, int tensor, const ScaleRule& rule, float factor = 1.0f) {
+LLMC_DEVICE void set_scale(Fp8State& state, float amax, int tensor, const Fp8Config& config, float factor = 1.0f) {
     if (!(amax > 0.0f) || !is_finite(amax)) return;
-    const float largest = is_gradient(tensor) ? rule.largest_gradient : kE4M3Max;
-    float scale = largest / rule.margin / amax * factor;  // margin * amax could overflow; largest / margin is exact
-    if (!is_finite(scale)) scale = FLT_MAX;               // a subnormal amax
-    scale = max_float(scale, FLT_MIN);                    // 1 / scale must be finite
-    if (rule.pow2) scale = float_from_bits(float_bits(scale) & 0xff800000u);
+    const float largest = is_gradient(tensor) && config.grad == Fp8Grad::e5m2 ? kE5M2Max : kE4M3Max;
+    // 2^margin * amax could overflow; the first division is exact.
+    float scale = largest / power_of_two(config.margin) / amax * factor;
+    if (!is_finite(scale)) scale = FLT_MAX;  // a subnormal amax
+    scale = max_float(scale, FLT_MIN);       // 1 / scale must be finite
+    if (config.pow2_scales) scale = float_from_bits(float_bits(scale) & 0xff800000u);
     state.scale = scale;
     state.scale_inv = 1.0f / scale;
 }
 
-static __global__ void fp8_set_current_kernel(Fp8State* states, int first, int count, ScaleRule rule,
+static __global__ void fp8_set_current_kernel(Fp8State* states, int first, int count, Fp8Config config,
                                               const int64_t* updates) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
@@ -58,23 +46,23 @@ static __global__ void fp8_set_current_kernel(Fp8State* states, int first, int c
     else
         state.bad = 1;  // the amax of weights is infinite if one of them is not finite (update.h)
     const float factor = is_weight(first + i) ? weight_dither(updates) : 1.0f;
-    if (!state.bad) set_scale(state, amax, first + i, rule, factor);
+    if (!state.bad) set_scale(state, amax, first + i, config, factor);
 }
 
 // The amax that the next step's scale is made from. `history` is this tensor's window, the newest entry last.
-LLMC_DEVICE float window_amax(const float* history, const ScaleRule& rule) {
-    const float recent = history[rule.history - 1];
-    if (rule.algorithm == AmaxAlgorithm::most_recent) return recent;
+LLMC_DEVICE float window_amax(const float* history, const Fp8Config& config) {
+    const float recent = history[config.history - 1];
+    if (config.algorithm == AmaxAlgorithm::most_recent) return recent;
     float result = recent;
-    if (rule.algorithm == AmaxAlgorithm::max) {
-        for (int k = 0; k < rule.history; k++) result = max_float(result, history[k]);
+    if (config.algorithm == AmaxAlgorithm::max) {
+        for (int k = 0; k < config.history; k++) result = max_float(result, history[k]);
         return result;
     }
     // Exponential moving average over the window with the weight 2 / (n + 1) that n equal weights have, from its first
     // entry on.
-    const float weight = 2.0f / (static_cast<float>(rule.history) + 1.0f);
+    const float weight = 2.0f / (static_cast<float>(config.history) + 1.0f);
     float average = 0.0f;
-    for (int k = 0; k < rule.history; k++) {
+    for (int k = 0; k < config.history; k++) {
         if (history[k] == 0.0f) continue;
         average = average == 0.0f ? history[k] : average + weight * (history[k] - average);
     }
@@ -82,15 +70,15 @@ LLMC_DEVICE float window_amax(const float* history, const ScaleRule& rule) {
 }
 
 // Gradients are `change` times as large from the next step on.
-LLMC_DEVICE void move_gradient_scale(Fp8State& state, float* window, const ScaleRule& rule, float change) {
+LLMC_DEVICE void move_gradient_scale(Fp8State& state, float* window, const Fp8Config& config, float change) {
     const float moved = state.scale / change;
     if (!is_finite(moved) || moved < FLT_MIN) return;  // out of set_scale()'s range; otherwise exact
-    for (int k = 0; k < rule.history; k++) window[k] *= change;
+    for (int k = 0; k < config.history; k++) window[k] *= change;
     state.scale = moved;
     state.scale_inv = 1.0f / moved;
 }
 
-static __global__ void fp8_finish_step_kernel(Fp8State* states, float* history, int count, ScaleRule rule,
+static __global__ void fp8_finish_step_kernel(Fp8State* states, float* history, int count, Fp8Config config,
                                               const float* change) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
@@ -101,13 +89,13 @@ static __global__ void fp8_finish_step_kernel(Fp8State* states, float* history, 
     state.amax = 0.0f;
     state.bad = 0;
     if (is_weight(i)) return;
-    float* window = history + static_cast<size_t>(i) * rule.history;
+    float* window = history + static_cast<size_t>(i) * config.history;
     if (usable) {
-        for (int k = 0; k + 1 < rule.history; k++) window[k] = window[k + 1];
-        window[rule.history - 1] = amax;
-        set_scale(state, window_amax(window, rule), i, rule);
+        for (int k = 0; k + 1 < config.history; k++) window[k] = window[k + 1];
+        window[config.history - 1] = amax;
+        set_scale(state, window_amax(window, config), i, config);
     }
-    if (change && is_gradient(i)) move_gradient_scale(state, window, rule, *change);
+    if (change && is_gradient(i)) move_gradient_scale(state, window, config, *change);
 }
 
 // A tensor's position in the order of a step, from 0: first all w, then all x, both in the order of the table, then
@@ -220,14 +208,14 @@ void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& co
     if (config.pow2_scales) updates = nullptr;  // the factor would be 1 or 1/2, and change no rounding error
     Fp8State* range = states + first;
     launch<fp8_set_current_kernel>(one_thread_each(count, stream), inout(range, static_cast<size_t>(count)), first,
-                                   count, scale_rule(config), in(updates, 1));
+                                   count, config, in(updates, 1));
 }
 
 void fp8_finish_step(Fp8State* states, float* history, int count, const Fp8Config& config, const float* change,
                      stream_t stream) {
     const size_t n = count;
     launch<fp8_finish_step_kernel>(one_thread_each(count, stream), inout(states, n), inout(history, n * config.history),
-                                   count, scale_rule(config), in(change, 1));
+                                   count, config, in(change, 1));
 }
 
 void fp8_any_bad(int* flag, const Fp8State* states, int count, stream_t stream) {
