@@ -98,23 +98,18 @@ void Comm::reduce_scatter(float* out, const float* in, size_t count, Wire wire, 
     s.refuse_group("a reduction in rank order");
     const size_t ranks = static_cast<size_t>(s.world);
     const std::vector<size_t> sizes(ranks, bytes);
-    if (wire == Wire::fp32) {
-        float* pieces = static_cast<float*>(workspace);
-        s.device().all_to_all_v(pieces, sizes, in, sizes, "reduce_scatter", stream);
-        sum_pieces(out, pieces, s.world, count, accumulate, stream);
-        return;
-    }
-    uint8_t* sent = static_cast<uint8_t*>(workspace);
-    uint8_t* pieces = sent + aligned(bytes * ranks);
-    if (wire == Wire::fp8)
-        cast_pieces(sent, in, s.world, count, feedback, stream);
-    else
-        cast<bf16, float>(reinterpret_cast<bf16*>(sent), in, count * ranks, stream);
+    uint8_t* const narrow = static_cast<uint8_t*>(workspace);
+    if (wire == Wire::fp8) cast_pieces(narrow, in, s.world, count, feedback, stream);
+    if (wire == Wire::bf16) cast<bf16, float>(reinterpret_cast<bf16*>(narrow), in, count * ranks, stream);
+    const void* const sent = wire == Wire::fp32 ? static_cast<const void*>(in) : narrow;
+    uint8_t* const pieces = narrow + (wire == Wire::fp32 ? 0 : aligned(bytes * ranks));
     s.device().all_to_all_v(pieces, sizes, sent, sizes, "reduce_scatter", stream);
     if (wire == Wire::fp8)
         sum_fp8_pieces(out, pieces, s.world, count, accumulate, stream);
-    else
+    else if (wire == Wire::bf16)
         sum_pieces(out, reinterpret_cast<const bf16*>(pieces), s.world, count, accumulate, stream);
+    else
+        sum_pieces(out, reinterpret_cast<const float*>(pieces), s.world, count, accumulate, stream);
 }
 
 template <class T>
