@@ -18,9 +18,9 @@ bool is_aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t
 
 // Each thread sums eight elements. `vector`: every piece starts at a multiple of 16 bytes, so rows are read in 16-byte
 // accesses.
-template <class T, bool vector>
+template <class T>
 static __global__ void __launch_bounds__(kBlockThreads)
-    sum_pieces_kernel(float* out, const T* pieces, int world, size_t count, bool accumulate) {
+    sum_pieces_kernel(float* out, const T* pieces, int world, size_t count, bool accumulate, bool vector) {
     const size_t first = (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kPerThread;
     if (vector && first + kPerThread <= count) {
         float sum[8], piece[8];
@@ -48,12 +48,10 @@ void sum_pieces(float* out_pointer, const T* pieces, int world, size_t count, bo
     const bool vector = count * sizeof(T) % 16 == 0 && is_aligned(pieces, 16) && is_aligned(out_pointer, 16);
     const LaunchConfig config(static_cast<unsigned>(div_up<size_t>(count, kBlockThreads * kPerThread)), kBlockThreads,
                               0, stream);
-    const Access result = accumulate ? inout(out_pointer, count) : out(out_pointer, count),
-                 inputs = in(pieces, count * static_cast<size_t>(world));
-    if (vector)
-        launch<sum_pieces_kernel<T, true>>(config, {result, inputs}, out_pointer, pieces, world, count, accumulate);
-    else
-        launch<sum_pieces_kernel<T, false>>(config, {result, inputs}, out_pointer, pieces, world, count, accumulate);
+    launch<sum_pieces_kernel<T>>(config,
+                                 {accumulate ? inout(out_pointer, count) : out(out_pointer, count),
+                                  in(pieces, count * static_cast<size_t>(world))},
+                                 out_pointer, pieces, world, count, accumulate, vector);
 }
 
 // Integers of other ranks may be any, and signed ones must not overflow, so their bits are added as unsigned.
@@ -104,9 +102,8 @@ LLMC_DEVICE void load_four(float (&x)[4], const T* values, size_t first, size_t 
 }
 
 // Grid: a row of blocks for each piece. `vector`: every piece and its residuals are aligned for reads of four.
-template <bool vector>
 static __global__ void __launch_bounds__(kBlockThreads)
-    cast_pieces_kernel(uint8_t* pieces, bf16* residual, const float* in, size_t count, Feedback feedback) {
+    cast_pieces_kernel(uint8_t* pieces, bf16* residual, const float* in, size_t count, Feedback feedback, bool vector) {
     const Fp8Piece piece{count};
     const size_t block = static_cast<size_t>(blockIdx.x) * kBlockWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (block >= piece.blocks()) return;
@@ -146,7 +143,7 @@ static __global__ void __launch_bounds__(kBlockThreads)
 namespace host {
 
 static void cast_pieces([[maybe_unused]] const Grid& grid, uint8_t* pieces, bf16* residual, const float* in,
-                        size_t count, Feedback feedback) {
+                        size_t count, Feedback feedback, bool) {
 #if !LLMC_ON_GPU
     const Fp8Piece piece{count};
     const float loss_scale = feedback.loss_scale != nullptr ? *feedback.loss_scale : 1.0f;
@@ -192,12 +189,9 @@ void cast_pieces(uint8_t* pieces, const float* inp, int world, size_t count, con
                  residual =
                      feedback.store ? Access(inout(feedback.residual, values)) : Access(in(feedback.residual, values)),
                  loss_scale = in(feedback.loss_scale, 1), skips = in(feedback.skips, 1);
-    if (count % 4 == 0 && is_aligned(inp, 16) && is_aligned(feedback.residual, 8))
-        host::launch_or_loop<cast_pieces_kernel<true>, host::cast_pieces>(
-            config, {to, from, residual, loss_scale, skips}, pieces, feedback.residual, inp, count, feedback);
-    else
-        host::launch_or_loop<cast_pieces_kernel<false>, host::cast_pieces>(
-            config, {to, from, residual, loss_scale, skips}, pieces, feedback.residual, inp, count, feedback);
+    const bool vector = count % 4 == 0 && is_aligned(inp, 16) && is_aligned(feedback.residual, 8);
+    host::launch_or_loop<cast_pieces_kernel, host::cast_pieces>(config, {to, from, residual, loss_scale, skips}, pieces,
+                                                                feedback.residual, inp, count, feedback, vector);
 }
 
 // Each thread sums eight elements, which lie in one block.
