@@ -15,7 +15,6 @@
 #include <thread>
 
 #include "llmc/checkpoint/checkpoint_directory.h"
-#include "llmc/device/formats.cuh"
 
 namespace llmc {
 
@@ -72,7 +71,7 @@ CheckpointReader::CheckpointReader(const std::string& directory, const std::stri
                     checkpoint_path("", manifest_.step).substr(1));  // without the slash
     for (size_t f = 0; f < manifest_.files.size(); f++)
         for (const StateSlice& slice : manifest_.files[f].slices)
-            places_[slice.name()].push_back({f, slice.start, slice.count, slice.dtype == "BF16"});
+            places_[slice.name()].push_back({f, slice.start, slice.count});
     for (auto& [name, places] : places_)
         std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.start < b.start; });
 }
@@ -177,17 +176,8 @@ void CheckpointReader::read(const std::string& tensor_name, const std::string& p
         refuse_file(directory_, "holds no elements {} to {} of {}", start, start + count, wanted.name());
     for (const Place& place : found->second) {
         const uint64_t from = std::max(start, place.start), to = std::min(start + count, place.start + place.count);
-        if (from >= to) continue;
-        const SafetensorsFile& file = open(place.file);
-        float* const out = values + (from - start);
-        const size_t n = static_cast<size_t>(to - from);
-        if (!place.bf16) {
-            file.read_range(wanted.name(), (from - place.start) * sizeof(float), out, n * sizeof(float));
-            continue;
-        }
-        std::vector<bf16> narrow(n);
-        file.read_range(wanted.name(), (from - place.start) * sizeof(bf16), narrow.data(), n * sizeof(bf16));
-        for (size_t i = 0; i < n; i++) out[i] = to_float(narrow[i]);
+        if (from < to)
+            open(place.file).read_floats(wanted.name(), from - place.start, to - from, values + (from - start));
     }
 }
 

@@ -41,7 +41,6 @@ private:
     struct Place {
         size_t file;
         uint64_t start, count;
-        bool bf16;
     };
     std::string path(const StateFile& file) const { return directory_ + "/" + file.name; }
     uint64_t size_of(const StateFile& file) const;  // throws if it is not a regular file

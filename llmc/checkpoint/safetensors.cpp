@@ -193,16 +193,15 @@ void SafetensorsFile::read_range(const std::string& name, uint64_t offset, void*
         refuse_file(path_, "ended inside tensor {}: it was truncated while open", name);
 }
 
-std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
+void SafetensorsFile::read_floats(const std::string& name, uint64_t first, size_t count, float* values) const {
     const TensorInfo& tensor = info(name);
-    std::vector<float> values(static_cast<size_t>(tensor.elements()));
     const auto read_as = [&]<class T>(float (*to_float)(T)) {
-        std::vector<T> stored(values.size());
-        read(name, stored.data(), stored.size() * sizeof(T));
-        std::transform(stored.begin(), stored.end(), values.begin(), to_float);
+        std::vector<T> stored(count);
+        read_range(name, first * sizeof(T), stored.data(), count * sizeof(T));
+        std::transform(stored.begin(), stored.end(), values, to_float);
     };
     if (tensor.dtype == "F32")
-        read(name, values.data(), values.size() * sizeof(float));
+        read_range(name, first * sizeof(float), values, count * sizeof(float));
     else if (tensor.dtype == "F64")
         read_as(+[](double value) { return static_cast<float>(value); });
     else if (tensor.dtype == "BF16")
@@ -213,6 +212,11 @@ std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
         read_as(+[](e4m3 code) { return to_float(code); });
     else
         refuse_file(path_, "tensor {} has dtype {}; F32, BF16, F16, F64 or F8_E4M3 is needed here", name, tensor.dtype);
+}
+
+std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
+    std::vector<float> values(static_cast<size_t>(info(name).elements()));
+    read_floats(name, 0, values.size(), values.data());
     return values;
 }
 

@@ -62,7 +62,8 @@ public:
     void read(const std::string& name, void* dst, size_t bytes) const;
     // Reads `bytes` bytes, starting `offset` bytes into the tensor.
     void read_range(const std::string& name, uint64_t offset, void* dst, size_t bytes) const;
-    // Reads a whole F32, BF16, F16, F64 or F8_E4M3 tensor as floats.
+    // Read `count` elements from `first` on, or a whole tensor, of F32, BF16, F16, F64 or F8_E4M3 as floats.
+    void read_floats(const std::string& name, uint64_t first, size_t count, float* values) const;
     std::vector<float> read_floats(const std::string& name) const;
 
 private:
