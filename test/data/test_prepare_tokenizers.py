@@ -54,9 +54,11 @@ class Server(TestCase):
 
 @needs("tokenizers", "tiktoken")
 class Kinds(Server):
-    """A thousand random texts: ids of `encode` and of shards are those of the library, and the bytes are the text's."""
+    """A thousand random texts: ids of `encode` and of shards are those of the library, and the bytes are the text's.
+    `front`: what the library puts in front of every text, and `encode` in front of a prompt.
+    """
 
-    def check(self, name, library, begin, prefix=0, texts=None):
+    def check(self, name, library, begin, prefix=0, texts=None, front=()):
         texts = texts or made_tokenizers.random_texts(1000)
         path = self.path("texts.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
         self.prepared("text", path, "--tokenizer", name, "--out", self.path("out"), "--val-fraction", 0, "--dedup",
@@ -79,7 +81,7 @@ class Kinds(Server):
             self.assertEqual(b"".join(pieces[i] for i in ids)[prefix:], text.encode())
             self.assertEqual(sum(len(pieces[i]) for i in ids) - prefix, len(text.encode()))
         for text in texts:
-            self.assertEqual(ask(json.dumps(text)), library(text))
+            self.assertEqual(ask(json.dumps(text)), [*front, *library(text)])
         left = tokenizers.open_tokenizer(self.path("out/tokenizer.json"))  # a task file made with it fits the shards
         self.assertEqual((left.hash, left.name, left.end_token),
                          (sidecar["tokenizer_hash"], sidecar["tokenizer"], begin))
@@ -104,7 +106,7 @@ class Kinds(Server):
 
     def test_llama3(self):
         name = self.made(made_tokenizers.llama3_like())
-        pieces = self.check(name, self.library("tokenizer.json"), 500)
+        pieces = self.check(name, self.library("tokenizer.json"), 500, front=[500])
         self.assertEqual(pieces[500:], [b"<|begin_of_text|>", b"", b""])
 
     def test_llama2(self):
@@ -114,7 +116,7 @@ class Kinds(Server):
             parts = [part for part in made_tokenizers.PARTS if part != "\u2581"]
             texts = ["x" * metaspace + text for text in made_tokenizers.random_texts(1000, parts=parts)]
             with self.subTest(metaspace=metaspace):
-                pieces = self.check(name, self.library("tokenizer.json"), 1, prefix=1, texts=texts)
+                pieces = self.check(name, self.library("tokenizer.json"), 1, prefix=1, texts=texts, front=[1])
                 self.assertEqual((pieces[:4], pieces[3 + 0xe4]), ([b"", b"<s>", b"", b"\0"], b"\xe4"))
                 for name in os.listdir(self.path("out")):
                     os.remove(self.path("out/" + name))
